@@ -1,0 +1,367 @@
+"""The paper's maths on tensors: masks, scores, KL divergences and their gradients.
+
+Every function works element by element, so any leading axes are welcome: one layer, or a stack of
+replicas. `logit` is the log-odds of a synapse's posterior keep probability, pi~ = sigmoid(logit);
+`alpha`, `beta` are the prior's Beta parameters, numbers above zero; `posterior_alpha`,
+`posterior_beta` are the hyper-posterior's, tensors shaped like `logit`. Divergences are in nats.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PROBABILITY_MARGIN = 1e-6
+"""How near to 0 and 1 a keep probability may come when it is optimised directly."""
+
+
+# ------------------------------------------------------------------------------ gates and scores
+
+
+def draw_mask(logit: Tensor, noise: Tensor) -> Tensor:
+    """Turn uniform noise in [0, 1) into on/off variables: z ~ Bernoulli(pi~), Eq. (13).
+
+    >>> draw_mask(torch.tensor([0.0, 0.0, 30.0]), torch.tensor([0.2, 0.7, 0.99]))
+    tensor([ True, False,  True])
+    """
+    return noise < torch.sigmoid(logit)
+
+
+def draw_antithetic_mask(logit: Tensor, noise: Tensor) -> Tensor:
+    """The mask of the mirrored noise 1 - u: the second half of an antithetic pair.
+
+    >>> draw_antithetic_mask(torch.tensor([0.0, 0.0]), torch.tensor([0.2, 0.7]))
+    tensor([False,  True])
+    """
+    return (1.0 - noise) < torch.sigmoid(logit)
+
+
+def relax_mask(logit: Tensor, noise: Tensor, temperature: float) -> Tensor:
+    """A binary concrete gate in (0, 1) that tends to `draw_mask` as the temperature goes to 0.
+
+    >>> relax_mask(torch.tensor(0.0), torch.tensor(0.5), 0.5)
+    tensor(0.5000)
+    """
+    margin = torch.finfo(noise.dtype).eps
+    return torch.sigmoid((logit + torch.logit(noise, eps=margin)) / temperature)
+
+
+def log_bernoulli(mask: Tensor, logit: Tensor) -> Tensor:
+    """log q(z) of Eq. (13), in nats.
+
+    >>> log_bernoulli(torch.tensor(True), torch.tensor(0.0))
+    tensor(-0.6931)
+    """
+    on = mask.to(logit.dtype)
+    return -torch.nn.functional.softplus((1.0 - 2.0 * on) * logit)
+
+
+def bernoulli_score(mask: Tensor, logit: Tensor) -> Tensor:
+    """h(z) = d log q(z) / d logit = z - pi~: Eq. (9) for the posterior of Eq. (13).
+
+    >>> bernoulli_score(torch.tensor([True, False]), torch.zeros(2))
+    tensor([ 0.5000, -0.5000])
+    """
+    return mask.to(logit.dtype) - torch.sigmoid(logit)
+
+
+def beta_score(pi: Tensor, posterior_alpha: Tensor, posterior_beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Eq. (9) for the hyper-posterior of Eq. (14): d log q(pi) / d alpha~ and / d beta~."""
+    tiny = torch.finfo(pi.dtype).tiny
+    log_pi = torch.log(pi.clamp_min(tiny))
+    log_rest = torch.log1p(-pi.clamp_max(1.0 - torch.finfo(pi.dtype).eps))
+    return (
+        log_pi - expected_log_pi(posterior_alpha, posterior_beta),
+        log_rest - expected_log_one_minus_pi(posterior_alpha, posterior_beta),
+    )
+
+
+def control_weight(covariance: Tensor, variance: Tensor) -> Tensor:
+    """The control variate's weight of Eq. (10), Cov(f, h) / Var(h); 0 where nothing was seen yet.
+
+    >>> control_weight(torch.tensor([-1.0, 0.0]), torch.tensor([2.0, 0.0]))
+    tensor([-0.5000,  0.0000])
+    """
+    seen = variance > 0
+    return torch.where(seen, covariance / torch.where(seen, variance, 1.0), 0.0)
+
+
+def gaussian_gate_moments(logit: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean pi~ W and variance pi~ (1 - pi~) W^2 of one gated synapse: what `local` propagates."""
+    pi = torch.sigmoid(logit)
+    return pi * weight, pi * torch.sigmoid(-logit) * weight.square()
+
+
+# ---------------------------------------------------------------------------- parameterisations
+
+
+def probability_to_logit(probability: Tensor) -> Tensor:
+    """Log-odds of a probability, kept `PROBABILITY_MARGIN` away from 0 and 1."""
+    return torch.logit(probability, eps=PROBABILITY_MARGIN)
+
+
+def positive(raw: Tensor) -> Tensor:
+    """The map from an unconstrained parameter to a Beta parameter: softplus."""
+    return torch.nn.functional.softplus(raw)
+
+
+def inverse_positive(value: float) -> float:
+    """The unconstrained parameter that `positive` sends to ``value``.
+
+    >>> round(float(positive(torch.tensor(inverse_positive(1.5)))), 6)
+    1.5
+    """
+    return value + math.log(-math.expm1(-value))
+
+
+# ------------------------------------------------------------------------- divergences, as printed
+
+
+def expected_log_pi(posterior_alpha: Tensor, posterior_beta: Tensor) -> Tensor:
+    """E_q[log pi], Eq. (22).
+
+    >>> expected_log_pi(torch.tensor(1.0), torch.tensor(1.0))
+    tensor(-1.0000)
+    """
+    return torch.digamma(posterior_alpha) - torch.digamma(posterior_alpha + posterior_beta)
+
+
+def expected_log_one_minus_pi(posterior_alpha: Tensor, posterior_beta: Tensor) -> Tensor:
+    """E_q[log(1 - pi)], Eq. (23)."""
+    return torch.digamma(posterior_beta) - torch.digamma(posterior_alpha + posterior_beta)
+
+
+def bernoulli_kl(logit: Tensor, posterior_alpha: Tensor, posterior_beta: Tensor) -> Tensor:
+    """KL[q(z) || p(z | pi)] averaged over q(pi): Eq. (20), in nats.
+
+    >>> bernoulli_kl(torch.tensor(0.0), torch.tensor(1.0), torch.tensor(1.0))
+    tensor(0.3069)
+    """
+    softplus = torch.nn.functional.softplus
+    pi, rest = torch.sigmoid(logit), torch.sigmoid(-logit)
+    negative_entropy = -(pi * softplus(-logit) + rest * softplus(logit))
+    return (
+        negative_entropy
+        - pi * expected_log_pi(posterior_alpha, posterior_beta)
+        - rest * expected_log_one_minus_pi(posterior_alpha, posterior_beta)
+    )
+
+
+def beta_kl(posterior_alpha: Tensor, posterior_beta: Tensor, alpha: float, beta: float) -> Tensor:
+    """KL[q(pi) || p(pi)]: Eq. (21) with the constant log B(alpha, beta) that the print leaves out.
+
+    The constant is zero for alpha = beta = 1, the paper's own setting; without it the expression is
+    not a KL divergence for any other prior.
+
+    >>> beta_kl(torch.tensor(2.0), torch.tensor(3.0), 2.0, 3.0)
+    tensor(0.)
+    """
+    log_beta_prior = math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
+    log_beta_posterior = (
+        torch.lgamma(posterior_alpha) + torch.lgamma(posterior_beta) - torch.lgamma(posterior_alpha + posterior_beta)
+    )
+    return (
+        log_beta_prior
+        - log_beta_posterior
+        + (posterior_alpha - alpha) * expected_log_pi(posterior_alpha, posterior_beta)
+        + (posterior_beta - beta) * expected_log_one_minus_pi(posterior_alpha, posterior_beta)
+    )
+
+
+def optimal_hyper_posterior(logit: Tensor, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
+    """The q(pi) of Eq. (14) that is best for a given pi~: alpha + pi~, beta + 1 - pi~."""
+    return alpha + torch.sigmoid(logit), beta + torch.sigmoid(-logit)
+
+
+# ------------------------------------------------------------ the divergence at the best q(pi)
+#
+# At the optimum the expectations cancel and Eq. (20) + Eq. (21) is
+#     KL = -H(pi~) + log B(alpha, beta) - log B(alpha + pi~, beta + 1 - pi~),
+# with slope, by the envelope theorem, d KL / d pi~ = logit - psi(alpha + pi~) + psi(beta + 1 - pi~).
+#
+# For alpha = beta = 1 both Gamma terms are elementary. With t = tanh(|logit| / 2) = |2 pi~ - 1| and
+# the lambda sums below, partial fractions of pi cot(pi x) give power series that converge like
+# 9^-k and have nothing to cancel near 0, 1/2 or 1:
+#     KL    = log 2 - H(pi~) + h,      h = sum_k lambda_k / (k + 1) (1 - t^(2k+2))
+#     slope = sign(logit) (|logit| - t G), G = sum_k 4 lambda_k t^2k
+# where lambda_k = sum_{n>=1} (2n + 1)^-(2k+2).
+
+
+def _lambda_sums(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    odd = 2.0 * np.arange(1, 4000) + 1.0
+    sums = np.array([np.sum(odd ** -(2.0 * k + 2.0)) for k in range(count)])
+    sums[0], sums[1] = math.pi**2 / 8 - 1, math.pi**4 / 96 - 1  # these two converge slowly
+    return sums
+
+
+def _economise(series: np.ndarray[Any, np.dtype[np.float64]], degree: int) -> tuple[float, ...]:
+    """Shorten a power series on [0, 1] by Chebyshev interpolation; highest power first."""
+    nodes = np.polynomial.Chebyshev.interpolate(
+        lambda s: np.polynomial.polynomial.polyval(s, series), degree, domain=[0.0, 1.0]
+    )
+    power = nodes.convert(kind=np.polynomial.Polynomial, domain=[0, 1], window=[0, 1])
+    return tuple(float(c) for c in power.coef[::-1])
+
+
+_LAMBDA = _lambda_sums(26)
+_SLOPE_SERIES = 4.0 * _LAMBDA
+# h = (1 - t^2) sum_j t^2j (tail sum of lambda_k / (k + 1) from k = j): exact zero at t = 1.
+_VALUE_SERIES = np.cumsum((_LAMBDA / np.arange(1, 27))[::-1])[::-1].copy()
+# Largest error over [0, 1]: 6.5e-10 for degree 5, below 1e-15 for degree 13.
+_SLOPE = {torch.float32: _economise(_SLOPE_SERIES, 5), torch.float64: _economise(_SLOPE_SERIES, 13)}
+_VALUE = {torch.float32: _economise(_VALUE_SERIES, 4), torch.float64: _economise(_VALUE_SERIES, 13)}
+
+
+def _horner(coefficients: tuple[float, ...], s: Tensor) -> Tensor:
+    total = s * coefficients[0]
+    for coefficient in coefficients[1:-1]:
+        total.add_(coefficient).mul_(s)
+    return total.add_(coefficients[-1])
+
+
+def _wide(logit: Tensor) -> Tensor:
+    """Half precisions are widened to float32: a KL summed over millions of synapses needs it."""
+    return logit if logit.dtype in _SLOPE else logit.float()
+
+
+def _uniform_prior_kl(logit: Tensor, value: bool, slope: bool) -> tuple[Tensor | None, Tensor | None]:
+    """KL and d KL / d logit for alpha = beta = 1, sharing what they can."""
+    size = logit.abs()
+    small = torch.sigmoid(-size)  # to full relative precision, however small
+    large = 1.0 - small
+    t = torch.expm1(-size).neg_().mul_(large)  # large - small would lose a small logit's digits
+    s = t.square()
+    kl = gradient = None
+    if value:
+        kl = _horner(_VALUE[logit.dtype], s).mul_(1.0 - s)
+        kl.add_(math.log(2.0)).add_(torch.log1p(-small)).addcmul_(size, small, value=-1.0)
+    if slope:
+        gradient = _horner(_SLOPE[logit.dtype], s).mul_(t).neg_().add_(size)
+        gradient.mul_(small).mul_(large).mul_(torch.sign(logit))
+    return kl, gradient
+
+
+def _general_prior_kl(
+    logit: Tensor, alpha: float, beta: float, value: bool, slope: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """KL and d KL / d logit for any prior: in float64, since log Gamma of a large prior cancels."""
+    wide = logit if logit.device.type == "mps" else logit.double()
+    pi, rest = torch.sigmoid(wide), torch.sigmoid(-wide)
+    kl = gradient = None
+    if value:
+        softplus = torch.nn.functional.softplus
+        constant = math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
+        constant += math.lgamma(alpha + beta + 1.0)
+        kl = constant - torch.lgamma(alpha + pi) - torch.lgamma(beta + rest)
+        kl -= pi * softplus(-wide) + rest * softplus(wide)
+        kl = kl.to(logit.dtype)
+    if slope:
+        gradient = pi * rest * (wide - torch.digamma(alpha + pi) + torch.digamma(beta + rest))
+        gradient = gradient.to(logit.dtype)
+    return kl, gradient
+
+
+def collapsed_kl(
+    logit: Tensor, alpha: float, beta: float, *, value: bool = True, slope: bool = True
+) -> tuple[Tensor | None, Tensor | None]:
+    """`beta_bernoulli_kl` and its derivative by the logit in one go; what is not asked for is None.
+
+    The elementary form is used for alpha = beta = 1. Half precisions come back as float32.
+    """
+    logit = _wide(logit)
+    if alpha == 1.0 and beta == 1.0:
+        return _uniform_prior_kl(logit, value, slope)
+    return _general_prior_kl(logit, alpha, beta, value, slope)
+
+
+class _CollapsedKL(torch.autograd.Function):
+    """`collapsed_kl` under autograd: keeps the logits alone and computes the slope when asked."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logit: Tensor, alpha: float, beta: float) -> Tensor:
+        kl, _ = collapsed_kl(logit, alpha, beta, slope=False)
+        assert kl is not None
+        return kl
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.alpha, ctx.beta = inputs[1], inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
+        (logit,) = ctx.saved_tensors
+        _, slope = collapsed_kl(logit, ctx.alpha, ctx.beta, value=False)
+        assert slope is not None
+        return (slope * gradients[0]).to(logit.dtype), None, None
+
+
+def beta_bernoulli_kl(logit: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+    """KL of one synapse's posterior from its prior, in nats: Eq. (20) + Eq. (21), at the best q(pi).
+
+    Between 0.2416 (at pi~ = 1/2) and log 2 for alpha = beta = 1.
+
+    >>> beta_bernoulli_kl(torch.zeros(()), 1.0, 1.0)
+    tensor(0.2416)
+    """
+    kl: Tensor = _CollapsedKL.apply(logit, float(alpha), float(beta))  # type: ignore[no-untyped-call]
+    return kl
+
+
+def beta_bernoulli_kl_gradient(logit: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+    """d `beta_bernoulli_kl` / d logit, to the rounding of the logits' own precision.
+
+    >>> beta_bernoulli_kl_gradient(torch.tensor([-30.0, 0.0, 1.0]))
+    tensor([-2.7137e-12,  0.0000e+00,  1.1051e-01])
+    """
+    _, slope = collapsed_kl(logit, float(alpha), float(beta), value=False)
+    assert slope is not None
+    return slope
+
+
+def learned_kl(
+    logit: Tensor, posterior_alpha: Tensor, posterior_beta: Tensor, alpha: float, beta: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Eq. (20) + Eq. (21) with a free hyper-posterior, and its slopes by logit, alpha~ and beta~.
+
+    The slopes vanish together at `optimal_hyper_posterior`: (alpha~ - alpha - pi~) and
+    (beta~ - beta - 1 + pi~) are their only factors besides trigammas.
+    """
+    pi, rest = torch.sigmoid(logit), torch.sigmoid(-logit)
+    log_pi = expected_log_pi(posterior_alpha, posterior_beta)
+    log_rest = expected_log_one_minus_pi(posterior_alpha, posterior_beta)
+    kl = bernoulli_kl(logit, posterior_alpha, posterior_beta)
+    kl = kl + beta_kl(posterior_alpha, posterior_beta, alpha, beta)
+    excess_alpha = posterior_alpha - alpha - pi
+    excess_beta = posterior_beta - beta - rest
+    shared = (excess_alpha + excess_beta) * torch.polygamma(1, posterior_alpha + posterior_beta)
+    return (
+        kl,
+        pi * rest * (logit - log_pi + log_rest),
+        excess_alpha * torch.polygamma(1, posterior_alpha) - shared,
+        excess_beta * torch.polygamma(1, posterior_beta) - shared,
+    )
+
+
+# ------------------------------------------------------------------- gradients of the likelihood
+
+
+def score_gradient(logit: Tensor, weighted_mask: Tensor, total: Tensor | float) -> Tensor:
+    """sum_s c_s (z_s - pi~), given sum_s c_s z_s and sum_s c_s: Eq. (8) with f - varpi h = c h."""
+    return weighted_mask - total * torch.sigmoid(logit)
+
+
+def disarm_gradient(logit: Tensor, weighted_difference: Tensor) -> Tensor:
+    """The antithetic pair's estimate, given sum_s c_s (z_s - z'_s) with c = (reward - reward') / 2."""
+    return weighted_difference * torch.sigmoid(logit.abs())
+
+
+def straight_through_gradient(logit: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
+    """The masked weight's gradient passed on to the logit as though z were pi~."""
+    return gradient * weight * torch.sigmoid(logit) * torch.sigmoid(-logit)
