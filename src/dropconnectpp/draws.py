@@ -23,8 +23,8 @@ class Gates:
     """What one layer uses in one pass.
 
     ``kind`` is "mean" (Eq. 19), "mask" (boolean masks), "noise" (uniform noise for relaxed gates),
-    "example" (a mask per example, redrawn from ``seed`` whenever needed), "gaussian" (noise on the
-    outputs, from ``seed`` too) or "average" (Eq. 18: the mean activation over ``count`` masks).
+    "example" (a mask per example, redrawn from ``seed`` and ``bias_seed`` whenever needed), "gaussian"
+    (noise on the outputs, from ``seed`` too) or "average" (Eq. 18: the mean activation over ``count`` masks).
     ``relaxed`` asks for the estimator's training gates, ``mirrored`` marks the second arm of an
     antithetic pair.
     """
@@ -33,6 +33,7 @@ class Gates:
     weight: Tensor | None = None
     bias: Tensor | None = None
     seed: int | None = None
+    bias_seed: int | None = None
     relaxed: bool = False
     mirrored: bool = False
     count: int = 1
@@ -47,7 +48,8 @@ class NoiseSource:
     """Uniform noise and seeds from one `torch.Generator`, or from torch's global one.
 
     A generator on another device than a layer's seeds one there. In a distributed run without a
-    generator each rank has its own, so that ranks seeded alike still draw different masks.
+    generator each rank mixes its number into torch's, so that ranks seeded alike still draw
+    different masks, and gradient checkpointing, which rewinds torch's generator, draws them again.
     """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
@@ -74,21 +76,15 @@ class NoiseSource:
         return int(bits.item())
 
 
-_RANK_GENERATORS: dict[tuple[int, int], torch.Generator] = {}
-
-
 def _rank_generator() -> torch.Generator | None:
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
     if distributed.get_world_size() == 1:
         return None
-    key = (torch.initial_seed(), distributed.get_rank())
-    if key not in _RANK_GENERATORS:
-        _RANK_GENERATORS.clear()
-        words = np.random.SeedSequence(key).generate_state(1, np.uint64)
-        _RANK_GENERATORS[key] = torch.Generator().manual_seed(int(words[0] >> np.uint64(1)))
-    return _RANK_GENERATORS[key]
+    key = (int(torch.randint(2**62, ()).item()), distributed.get_rank())
+    words = np.random.SeedSequence(key).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(words[0] >> np.uint64(1)))
 
 
 def masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
@@ -119,13 +115,21 @@ def _draw(layer: MaskedLayer, source: NoiseSource, relaxed: bool, arm: int, know
     mirrored = arm == 1 and layer.antithetic
     forced = layer._forced
     if forced is not None:
-        return forced.gates(layer) if arm == 0 or mirrored else known.setdefault(layer, forced.gates(layer))
+        if mirrored:
+            return forced.gates(layer)
+        if layer not in known:  # a layer without a mirrored mask keeps the first arm's in the second
+            known[layer] = forced.gates(layer)
+        gates: Gates = known[layer]
+        return gates
     kind = layer.gate_kind(relaxed)
     if kind in ("example", "gaussian"):
-        key = layer.tie("weight")
-        if key not in known:
-            known[key] = source.seed()
-        return Gates(kind, seed=known[key], relaxed=relaxed, mirrored=mirrored)
+        seeds: dict[str, int] = {}
+        for name in layer.synapse_names if kind == "example" else ("weight",):
+            key = layer.tie(name)
+            if key not in known:
+                known[key] = source.seed()
+            seeds[name] = known[key]
+        return Gates(kind, seed=seeds["weight"], bias_seed=seeds.get("bias"), relaxed=relaxed, mirrored=mirrored)
     values: dict[str, Tensor | None] = {"weight": None, "bias": None}
     for name in layer.synapse_names:
         key = (layer.tie(name), arm if mirrored else 0)
@@ -193,10 +197,11 @@ def replay_in_backward(outputs: object, assignment: Assignment) -> None:
 
     def clear() -> None:
         for layer in assignment:
-            layer._gates = None
+            layer._replayed = None
 
     def enter(gradient: Tensor) -> None:
-        _assign(assignment)
+        for layer, gates in assignment.items():
+            layer._replayed = gates
         torch.autograd.Variable._execution_engine.queue_callback(clear)
 
     for leaf in pytree.tree_leaves(outputs):
@@ -219,16 +224,23 @@ def sampling(model: nn.Module, generator: torch.Generator | None = None) -> Iter
     layers = list(masked_layers(model).values())
     source = NoiseSource(generator)
     current: list[Assignment] = []
+    unused = True
 
-    def begin(*_: object) -> None:
+    def draw() -> None:
         current[:] = Sample(layers, source, relaxed=model.training).arms
         _assign(current[0])
+
+    def begin(*_: object) -> None:
+        nonlocal unused
+        if not unused:  # the first call takes the draw made on entering
+            draw()
+        unused = False
 
     def finish(module: nn.Module, inputs: object, outputs: object) -> None:
         replay_in_backward(outputs, current[0])
 
     with running(dict.fromkeys(layers, MEAN)):
-        begin()
+        draw()
         before = model.register_forward_pre_hook(begin)
         after = model.register_forward_hook(finish)
         try:
@@ -252,7 +264,10 @@ class ForcedMasks:
     def gates(self, layer: MaskedLayer) -> Gates:
         masks = self.passes[max(self.position, 0) % len(self.passes)]
         prefix = self.names[layer]
-        found = {name: masks.get(f"{prefix}{name}") for name in ("weight", "bias")}
+        found: dict[str, Tensor | None] = {"weight": None, "bias": None}
+        for name in layer.synapse_names:
+            mask, kept = masks[f"{prefix}{name}"], layer.kept(name)
+            found[name] = mask if kept is None else mask & kept
         return Gates("mask", found["weight"], found["bias"])
 
 
@@ -275,6 +290,8 @@ def forced_masks(model: nn.Module, masks: Mapping[str, Tensor] | Sequence[Mappin
     if not passes:
         raise ArgumentError("forced_masks needs at least one mapping of masks, got an empty sequence.")
     checked = [_check_masks(layers, mapping) for mapping in passes]
+    if any(mapping.keys() != checked[0].keys() for mapping in checked):
+        raise ArgumentError("forced_masks: every mapping of a sequence must name the same parameters.")
     named = {key.rpartition(".")[0] for key in checked[0]}
     chosen = {layer: f"{name}." if name else "" for name, layer in layers.items() if name in named}
     cursor = ForcedMasks(checked, chosen)
@@ -309,4 +326,13 @@ def _check_masks(layers: Mapping[str, MaskedLayer], masks: Mapping[str, Tensor])
         missing = [f"{prefix}{s}" for s in layers[owner].synapse_names if f"{prefix}{s}" not in checked]
         if missing:
             raise ArgumentError(f"forced_masks: {', '.join(missing)} missing. Give every mask of a layer.")
+        batched = {
+            checked[prefix + s].shape[: checked[prefix + s].ndim - getattr(layers[owner], s).ndim]
+            for s in layers[owner].synapse_names
+        }
+        if len(batched) > 1:
+            raise ArgumentError(
+                f"forced_masks: the masks of {prefix}weight and {prefix}bias must have one batch axis or none, "
+                f"got {tuple(checked[prefix + 'weight'].shape)} and {tuple(checked[prefix + 'bias'].shape)}."
+            )
     return checked

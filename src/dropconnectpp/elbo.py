@@ -59,6 +59,19 @@ class _Step:
         return self.samples[0].arms[0]
 
 
+class _Moments(nn.Module):
+    """Running moments; they stay at least float32, since sums over a layer do not fit float16."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> _Moments:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in self._buffers.items():
+            known = before[name]
+            if buffer is not None and known is not None and buffer.dtype.itemsize < 4:
+                self._buffers[name] = known.to(buffer.device)
+        return self
+
+
 class ELBO(nn.Module):
     """The bound of Eq. (15) for a model with DropConnect++ layers, estimated on minibatches.
 
@@ -102,7 +115,7 @@ class ELBO(nn.Module):
         self.check_finite = check_finite
         self._layers = masked_layers(model)
         self._step: _Step | None = None
-        self.moments = nn.Module()
+        self.moments = _Moments()
         for name, layer in self._posterior_layers():
             layer.estimator.check(hyper=layer.hyper, num_samples=self.num_samples)
             for key, start in initial_moments(layer).items():
@@ -268,7 +281,7 @@ class ELBO(nn.Module):
             fresh.update({prefix + key: value for key, value in scored.moments.items()})
         if self.check_finite:
             self._require_finite(loss, inputs, output, passes)
-        if self.training and self.model.training:
+        if self.training and self.model.training and torch.is_grad_enabled():
             for key, value in fresh.items():
                 self.moments.get_buffer(key).copy_(value)
         with torch.no_grad():

@@ -218,7 +218,7 @@ class Local(Estimator):
 
 @dataclass(frozen=True, kw_only=True)
 class Concrete(Estimator):
-    """Relaxed gates, sigmoid((logit + logit(u)) / temperature), in training passes: biased."""
+    """Relaxed gates, sigmoid((logit - logit(u)) / temperature), in training passes: biased."""
 
     name: ClassVar[str] = "concrete"
     unbiased: ClassVar[bool] = False

@@ -47,7 +47,7 @@ def relax_mask(logit: Tensor, noise: Tensor, temperature: float) -> Tensor:
     tensor(0.5000)
     """
     margin = torch.finfo(noise.dtype).eps
-    return torch.sigmoid((logit + torch.logit(noise, eps=margin)) / temperature)
+    return torch.sigmoid((logit - torch.logit(noise, eps=margin)) / temperature)
 
 
 def log_bernoulli(mask: Tensor, logit: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ def _uniform_prior_kl(logit: Tensor, value: bool, slope: bool) -> tuple[Tensor |
     kl = gradient = None
     if value:
         kl = _horner(_VALUE[logit.dtype], s).mul_(1.0 - s)
-        kl.add_(math.log(2.0)).add_(torch.log1p(-small)).addcmul_(size, small, value=-1.0)
+        kl.add_(math.log(2.0)).add_(torch.log1p(-small)).sub_(size * small)  # addcmul_ has no batching rule
     if slope:
         gradient = _horner(_SLOPE[logit.dtype], s).mul_(t).neg_().add_(size)
         gradient.mul_(small).mul_(large).mul_(torch.sign(logit))

@@ -44,16 +44,18 @@ def posterior_pass(
     likelihood: Tensor | None = None,  # the likelihood's gradient by logit, where it is known
     generator: torch.Generator | None = None,
     gradients: bool = True,
+    parameters: Sequence[Tensor] | None = None,  # in place of the layer's own, as `posterior_names_of` lists them
 ) -> Pass:
     """Sum Eq. (20) + Eq. (21) and make the gradient of ``kl_scale * KL - likelihood``.
 
     The likelihood's gradient is sum_l c_l (z_l - pi~), Eq. (8), or with ``mirrored`` masks the
     antithetic pair's; ``likelihood`` gives it ready made.
     """
-    gate = layer.gate_parameter(name).detach()
+    keys = layer.posterior_names_of(name)
+    known = dict(zip(keys, parameters or [getattr(layer, key) for key in keys], strict=True))
+    gate = known[keys[0]].detach()
     kept = layer.kept(name)
-    trained = [key for key in layer.posterior_names_of(name) if getattr(layer, key).requires_grad]
-    wanted = trained if gradients else []
+    wanted = [key for key in keys if known[key].requires_grad] if gradients else []
     if kernels.covers(layer, gate, kept, masks, mirrored, likelihood):
         return _by_kernel(gate, f"{name}_logit", kl_scale, masks, coefficients, wanted)
     outputs = {key: torch.empty_like(gate, memory_format=torch.contiguous_format) for key in wanted}
@@ -63,7 +65,7 @@ def posterior_pass(
     chunk = CPU_CHUNK if gate.device.type == "cpu" else GPU_CHUNK
     sources = [gate, kept, likelihood, *masks, *mirrored]
     if layer.hyper == "learned":
-        sources += [getattr(layer, f"{name}_alpha").detach(), getattr(layer, f"{name}_beta").detach()]
+        sources += [known[key].detach() for key in keys[1:]]
     flat = [None if t is None else t.reshape(-1) for t in sources]
     for start in range(0, gate.numel(), chunk):
         part = slice(start, start + chunk)
@@ -191,14 +193,15 @@ class _KLSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layer: DropConnectPPLayer, name: str, *parameters: Tensor) -> Tensor:
         ctx.layer, ctx.name = layer, name
-        ctx.save_for_backward(*parameters)  # so that a changed parameter is noticed
+        # Saved so that a changed parameter is noticed, and since the layer may have others by then
+        # (torch.func.functional_call).
+        ctx.save_for_backward(*parameters)
         return posterior_pass(layer, name, kl_scale=1.0, gradients=False).kl
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        _ = ctx.saved_tensors
-        found = posterior_pass(ctx.layer, ctx.name, kl_scale=gradient).gradients
+        found = posterior_pass(ctx.layer, ctx.name, kl_scale=gradient, parameters=ctx.saved_tensors).gradients
         keys = ctx.layer.posterior_names_of(ctx.name)
         return (None, None, *(found.get(key) for key in keys))
 
@@ -216,7 +219,8 @@ class _Inject(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, parameter: Tensor) -> Tensor:
         ctx.save_for_backward(gradient)
-        return torch.zeros((), device=parameter.device)
+        # In no less than float32: a loss scale must come back through it unharmed.
+        return torch.zeros((), device=parameter.device, dtype=functional._wide(parameter[..., :0]).dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

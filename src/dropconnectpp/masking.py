@@ -64,6 +64,7 @@ class MaskedLayer(Operation):
         self.register_buffer("weight_kept", None)
         self.register_buffer("bias_kept", None)
         self._gates: Gates | None = None
+        self._replayed: Gates | None = None
         self._forced: ForcedMasks | None = None
 
     def reset_parameters(self) -> None:
@@ -83,8 +84,8 @@ class MaskedLayer(Operation):
         kept: Tensor | None = getattr(self, f"{name}_kept")
         return kept
 
-    def keep_only(self, name: str, kept: Tensor) -> None:
-        """Switch off for good the synapses of a parameter where the boolean ``kept`` is False."""
+    def keep_only(self, name: str, kept: Tensor | None) -> None:
+        """Switch off for good the synapses of a parameter where ``kept`` is False; None: keep all."""
         setattr(self, f"{name}_kept", kept)
 
     # ------------------------------------------------------------- what a kind of masking supplies
@@ -114,9 +115,7 @@ class MaskedLayer(Operation):
     # ------------------------------------------------------------------------------- the passes
 
     def forward(self, input: Tensor) -> Tensor:
-        gates = self._gates
-        if gates is None:
-            gates = self._own_gates()
+        gates = self._current_gates()
         batched = gates.kind in ("example", "average") and self.mask == "example"
         self.check_input(input, batched or (gates.weight is not None and gates.weight.ndim > self.weight.ndim))
         if gates.kind == "average":
@@ -124,6 +123,13 @@ class MaskedLayer(Operation):
         if gates.kind == "mean":
             return self._mean_pass(input)
         return self._activate(self._sampled(input, gates))
+
+    def _current_gates(self) -> Gates:
+        if self._replayed is not None:
+            if torch._C._current_graph_task_id() != -1:  # inside backward: gradient checkpointing
+                return self._replayed
+            self._replayed = None  # left by a backward that failed
+        return self._own_gates() if self._gates is None else self._gates
 
     def _own_gates(self) -> Gates:
         if self._forced is not None:

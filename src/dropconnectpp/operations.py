@@ -19,6 +19,7 @@ class Operation(nn.Module):
     """One linear operation; the layers mix it with a kind of masking."""
 
     plain_type: ClassVar[type[nn.Module]]
+    argument_names: ClassVar[tuple[str, ...]]
     weight: nn.Parameter
     bias: nn.Parameter | None
 
@@ -34,15 +35,21 @@ class Operation(nn.Module):
     def check_input(self, input: Tensor, batched: bool) -> None:
         """Raise `ShapeError` if the input does not fit; ``batched`` asks for a batch axis."""
 
-    @abstractmethod
     def arguments(self) -> dict[str, Any]:
         """What the `nn` counterpart is constructed with, the factory arguments aside."""
+        return construction_arguments(self, self.argument_names)
+
+
+def construction_arguments(module: nn.Module, names: tuple[str, ...]) -> dict[str, Any]:
+    """Read off a layer, ours or plain, what it was constructed with."""
+    return {**{name: getattr(module, name) for name in names}, "bias": module._parameters["bias"] is not None}
 
 
 class LinearOperation(Operation):
     """y = W x + b."""
 
     plain_type = nn.Linear
+    argument_names = ("in_features", "out_features")
     in_features: int
     out_features: int
 
@@ -62,13 +69,6 @@ class LinearOperation(Operation):
                 f"({'B, ' if batched else ''}..., {self.in_features}), got {tuple(input.shape)}."
             )
 
-    def arguments(self) -> dict[str, Any]:
-        return {
-            "in_features": self.in_features,
-            "out_features": self.out_features,
-            "bias": self.bias is not None,
-        }
-
 
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -76,6 +76,16 @@ _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 class ConvOperation(Operation):
     """A convolution with the geometry of its `nn` counterpart."""
 
+    argument_names = (
+        "in_channels",
+        "out_channels",
+        "kernel_size",
+        "stride",
+        "padding",
+        "dilation",
+        "groups",
+        "padding_mode",
+    )
     dimensions: ClassVar[int]
     in_channels: int
     out_channels: int
@@ -89,7 +99,7 @@ class ConvOperation(Operation):
     def adopt_geometry(self, *arguments: Any, **options: Any) -> torch.Size:
         """Check the geometry by building the `nn` layer without memory; return the weight's shape."""
         template: Any = self.plain_type(*arguments, **options, device="meta")
-        for name in _GEOMETRY:
+        for name in self.argument_names:
             setattr(self, name, getattr(template, name))
         self._edge = template._reversed_padding_repeated_twice
         shape: torch.Size = template.weight.shape
@@ -124,21 +134,6 @@ class ConvOperation(Operation):
                 f"{type(self).__name__} with in_channels={self.in_channels} needs an input of shape "
                 f"(B, {self.in_channels}, {sides}), got {tuple(input.shape)}."
             )
-
-    def arguments(self) -> dict[str, Any]:
-        return {**{name: getattr(self, name) for name in _GEOMETRY}, "bias": self.bias is not None}
-
-
-_GEOMETRY = (
-    "in_channels",
-    "out_channels",
-    "kernel_size",
-    "stride",
-    "padding",
-    "dilation",
-    "groups",
-    "padding_mode",
-)
 
 
 class Conv1dOperation(ConvOperation):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dropconnectpp.draws import Gates, NoiseSource, transformed
+from dropconnectpp.errors import ShapeError
 from dropconnectpp.functional import draw_antithetic_mask, draw_mask, relax_mask
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class ExampleGates:
         self.shapes = {name: getattr(layer, name).shape for name in self.names}
         self.kept = {name: layer.kept(name) for name in self.names}
         self.given = {"weight": gates.weight, "bias": gates.bias} if gates.kind == "mask" else None
-        self.seed = gates.seed
+        self.seeds = {"weight": gates.seed, "bias": gates.bias_seed}
         self.mirrored = gates.mirrored
         self.temperature = layer.temperature if gates.relaxed else None
         self.straight_through = layer.straight_through
@@ -40,12 +41,15 @@ class ExampleGates:
     def blocks(self, batch: int) -> Iterator[tuple[slice, dict[str, Tensor]]]:
         """Slices of the batch with their gates (b, *S) for each parameter."""
         step = max(1, BLOCK_ELEMENTS // self.shapes["weight"].numel())
-        generator = torch.Generator(self.device)
-        if self.seed is not None:
-            generator.manual_seed(self.seed)
+        # A stream for each parameter: layers may share one and not the other.
+        streams = {name: torch.Generator(self.device) for name in self.names}
+        for name, stream in streams.items():
+            seed = self.seeds[name]
+            if seed is not None:
+                stream.manual_seed(seed)
         for start in range(0, batch, step):
             part = slice(start, min(start + step, batch))
-            yield part, {name: self._block(name, part, generator) for name in self.names}
+            yield part, {name: self._block(name, part, stream) for name, stream in streams.items()}
 
     def _block(self, name: str, part: slice, generator: torch.Generator) -> Tensor:
         logit = self.logits[name]
@@ -104,7 +108,8 @@ class _PerExample(torch.autograd.Function):
     ) -> Tensor:
         ctx.layer, ctx.gates = layer, gates
         ctx.autocast = _autocast_state(input.device.type)
-        ctx.save_for_backward(input, weight, bias)
+        # The logits too, so that a change of them is noticed: backward redraws the masks by them.
+        ctx.save_for_backward(input, weight, bias, *gates.logits.values())
         outputs = [
             layer.operate_each(input[part], *_gated(masks, weight, bias))
             for part, masks in gates.blocks(input.shape[0])
@@ -114,7 +119,7 @@ class _PerExample(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        input, weight, bias = ctx.saved_tensors
+        input, weight, bias, *_ = ctx.saved_tensors
         parameters = {"weight": weight, **({} if bias is None else {"bias": bias})}
         gates: ExampleGates = ctx.gates
         grad_input = torch.empty_like(input) if ctx.needs_input_grad[2] else None
@@ -161,9 +166,12 @@ def _autocast_state(device_type: str) -> dict[str, Any]:
 def run_per_example(layer: MaskedLayer, input: Tensor, gates: Gates) -> Tensor:
     """The layer's output before its activation, each example through its own mask."""
     if transformed():  # torch.func sees through plain operations alone: one block of everything
-        return _run_plainly(layer, input)
+        return _run_plainly(layer, input, gates)
+    if gates.weight is not None and gates.weight.shape[0] != input.shape[0]:
+        raise ShapeError(f"forced_masks gave {gates.weight.shape[0]} masks for a batch of {input.shape[0]} examples.")
     if gates.kind == "example" and gates.seed is None:
-        gates = replace(gates, seed=NoiseSource().seed())
+        source = NoiseSource()
+        gates = replace(gates, seed=source.seed(), bias_seed=source.seed())
     logits = {name: layer.logit(name) for name in layer.synapse_names} if layer.pathwise else {}
     output: Tensor = _PerExample.apply(  # type: ignore[no-untyped-call]
         layer,
@@ -177,16 +185,24 @@ def run_per_example(layer: MaskedLayer, input: Tensor, gates: Gates) -> Tensor:
     return output
 
 
-def _run_plainly(layer: MaskedLayer, input: Tensor) -> Tensor:
+def _run_plainly(layer: MaskedLayer, input: Tensor, gates: Gates) -> Tensor:
+    given = {"weight": gates.weight, "bias": gates.bias} if gates.kind == "mask" else {}
+    seeds = {"weight": gates.seed, "bias": gates.bias_seed}
     gated: list[Tensor | None] = []
     for name in layer.synapse_names:
         parameter, logit, kept = getattr(layer, name), layer.logit(name), layer.kept(name)
-        noise = torch.rand((input.shape[0], *parameter.shape), device=parameter.device)
-        if layer.temperature is not None:
+        mask, seed = given.get(name), seeds[name]
+        if mask is None:
+            generator = None if seed is None else torch.Generator(parameter.device).manual_seed(seed)
+            dtype = torch.float64 if logit.dtype == torch.float64 else torch.float32
+            shape = (input.shape[0], *parameter.shape)
+            noise = torch.rand(shape, device=parameter.device, dtype=dtype, generator=generator)
+            mask = (draw_antithetic_mask if gates.mirrored else draw_mask)(logit, noise)
+        if layer.temperature is not None and gates.relaxed:
             gate = relax_mask(logit, noise, layer.temperature)
         else:
             pi = torch.sigmoid(logit)
-            gate = draw_mask(logit, noise) + (pi - pi.detach() if layer.straight_through else 0.0)
+            gate = mask + (pi - pi.detach() if layer.straight_through else 0.0)
         gated.append(parameter * gate if kept is None else parameter * gate * kept)
     weight, bias = [*gated, None][:2]
     assert weight is not None

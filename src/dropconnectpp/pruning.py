@@ -1,0 +1,120 @@
+"""Pruning by the posterior, by magnitude or by both: what goes is switched off for good."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from dropconnectpp.draws import masked_layers
+from dropconnectpp.errors import ArgumentError, check_choice
+from dropconnectpp.learned_rate import DropConnectPPLayer
+from dropconnectpp.masking import MaskedLayer
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+@torch.no_grad()
+def prune(
+    model: ModelT,
+    *,
+    keep: float | None = None,
+    threshold: float | None = None,
+    score: str = "keep_probability",
+    scope: str = "layer",
+    biases: bool = False,
+    inplace: bool = False,
+) -> ModelT:
+    """Keep the best synapses of the masked layers and switch the others off.
+
+    Give ``keep``, the share to keep, or ``threshold``, the least score to keep. ``score`` is
+    "keep_probability" (pi~), "magnitude" (|W|) or "product" (pi~ |W|). ``scope`` ranks within each
+    layer or over the whole model. Biases are left alone unless ``biases`` is set: they are synapses
+    too, but cost nothing. What is kept is a boolean buffer (`weight_kept`, `bias_kept`): it is
+    saved with the model, counts in the KL, and training goes on around it.
+
+    >>> model = torch.nn.Sequential(dropconnectpp.DropConnectPPLinear(100, 10))
+    >>> int(prune(model, keep=0.1)[0].weight_kept.sum())
+    100
+    """
+    if (keep is None) == (threshold is None):
+        raise ArgumentError(f"prune needs either keep or threshold, got keep={keep!r} and threshold={threshold!r}.")
+    if keep is not None and not 0.0 < keep <= 1.0:
+        raise ArgumentError(f"keep must lie in (0, 1], got {keep!r}. To keep every synapse use keep=1.0.")
+    check_choice("score", score, ("keep_probability", "magnitude", "product"))
+    check_choice("scope", scope, ("layer", "global"))
+    model = model if inplace else copy.deepcopy(model)
+    layers = masked_layers(model)
+    _check_prunable(layers, score)
+    scores: dict[Any, Tensor] = {}
+    owners: dict[Any, list[tuple[MaskedLayer, str]]] = {}
+    for layer in layers.values():
+        for name in layer.synapse_names if biases else ("weight",):
+            owners.setdefault(layer.tie(name), []).append((layer, name))
+            scores.setdefault(layer.tie(name), _score(layer, name, score))
+    groups = [list(scores)] if scope == "global" else _by_layer(layers, scores, biases)
+    for group in groups:
+        chosen = _best({key: scores[key] for key in group}, keep, threshold)
+        for key, kept in chosen.items():
+            for layer, name in owners[key]:
+                layer.keep_only(name, kept)
+    empty = [name or "the model" for name, layer in layers.items() if not bool(_alive(layer).any())]
+    if empty:
+        warnings.warn(
+            f"prune: {', '.join(empty)} keeps no weight and passes on nothing but its bias. "
+            "Use a larger share or scope='layer'.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return model
+
+
+def _check_prunable(layers: dict[str, MaskedLayer], score: str) -> None:
+    if not layers:
+        raise ArgumentError("prune: the model has no masked layer. Use dropconnectpp.convert(model) first.")
+    fixed = [name or "the model" for name, layer in layers.items() if not isinstance(layer, DropConnectPPLayer)]
+    if fixed and score == "keep_probability":
+        raise ArgumentError(
+            f"score='keep_probability' cannot rank {', '.join(fixed)}: DropConnect keeps every synapse at one rate. "
+            "Use score='magnitude'."
+        )
+
+
+def _by_layer(layers: dict[str, MaskedLayer], scores: dict[Any, Tensor], biases: bool) -> list[list[Any]]:
+    groups: list[list[Any]] = []
+    seen: set[Any] = set()
+    for layer in layers.values():
+        keys = [layer.tie(name) for name in (layer.synapse_names if biases else ("weight",))]
+        fresh = [key for key in keys if key not in seen]
+        seen.update(fresh)
+        groups.append([key for key in fresh if key in scores])
+    return [group for group in groups if group]
+
+
+def _score(layer: MaskedLayer, name: str, score: str) -> Tensor:
+    magnitude: Tensor = getattr(layer, name).detach().abs().float()
+    pi = layer.keep_probability(name).detach().float()
+    values: Tensor = {"keep_probability": pi, "magnitude": magnitude, "product": pi * magnitude}[score]
+    kept = layer.kept(name)
+    return values if kept is None else values.masked_fill(~kept, -torch.inf)
+
+
+def _alive(layer: MaskedLayer) -> Tensor:
+    kept = layer.kept("weight")
+    return torch.ones((), dtype=torch.bool) if kept is None else kept
+
+
+def _best(scores: dict[Any, Tensor], keep: float | None, threshold: float | None) -> dict[Any, Tensor]:
+    """The boolean masks of what stays; exactly round(keep * n) synapses for a share."""
+    if keep is None:
+        assert threshold is not None
+        return {key: value >= threshold for key, value in scores.items()}
+    flat = torch.cat([value.flatten().cpu() for value in scores.values()])
+    chosen = torch.zeros(flat.numel(), dtype=torch.bool)
+    chosen[torch.topk(flat, round(keep * flat.numel())).indices] = True
+    chosen &= flat > -torch.inf  # what an earlier pruning took does not come back
+    parts = chosen.split([value.numel() for value in scores.values()])
+    return {key: part.view_as(value).to(value.device) for (key, value), part in zip(scores.items(), parts, strict=True)}
