@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from dropconnectpp import gating
 from dropconnectpp.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class NoiseSource:
     def uniform(self, like: Tensor) -> Tensor:
         dtype = like.dtype if like.dtype == torch.float64 else torch.float32
         generator = self.for_device(like.device)
+        if not transformed():
+            return gating.uniform(like.shape, dtype, like.device, generator)
         if generator is None:  # no generator argument at all: torch.compile cannot trace one
             return torch.rand(like.shape, device=like.device, dtype=dtype)
         return torch.rand(like.shape, device=like.device, dtype=dtype, generator=generator)
@@ -156,6 +159,8 @@ def _draw_tensor(
     layer: MaskedLayer, name: str, kind: str, source: NoiseSource, mirrored: bool, known: dict[Any, Any]
 ) -> Tensor:
     """Noise or mask of one parameter; an antithetic layer keeps its noise for the second arm."""
+    if kind == "mask" and not layer.antithetic and not transformed():
+        return layer.draw_mask(name, source)
     noise_key = (layer.tie(name), "noise")
     noise = known.get(noise_key) if mirrored else None
     if noise is None:

@@ -142,6 +142,7 @@ class BBVI(Estimator):
             )
 
     def coefficients(self, reward: Tensor, baseline: Tensor | None) -> Tensor:
+        """reward - baseline: with the score h it makes Eq. (7), (8)'s f - varpi h."""
         mean_reward = reward.mean(1)
         if self.baseline == "leave-one-out":
             return leave_one_out_coefficient(mean_reward)

@@ -49,7 +49,7 @@ class DropConnectLayer(MaskedLayer):
 
 
 def expected_activation(activation: Activation, mean: Tensor, deviation: Tensor, nodes: int = 64) -> Tensor:
-    """E[a(u)] for u ~ N(mean, deviation^2): closed form for ReLU, else Gauss-Hermite quadrature."""
+    """Eq. (17), E[a(u)], for u ~ N(mean, deviation^2): closed form for ReLU, else Gauss-Hermite quadrature."""
     if isinstance(activation, nn.ReLU) or activation in (torch.relu, nn.functional.relu):
         ratio = mean / deviation
         density = torch.exp(-0.5 * ratio.square()) / math.sqrt(2 * math.pi)

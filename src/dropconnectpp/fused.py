@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dropconnectpp import functional, kernels
+from dropconnectpp import functional, kernels, streaming
 from dropconnectpp.estimators import Eq16
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def posterior_pass(
     likelihood: Tensor | None = None,  # the likelihood's gradient by logit, where it is known
     generator: torch.Generator | None = None,
     gradients: bool = True,
+    value: bool = True,  # without it the KL may come back as zero
     parameters: Sequence[Tensor] | None = None,  # in place of the layer's own, as `posterior_names_of` lists them
 ) -> Pass:
     """Sum Eq. (20) + Eq. (21) and make the gradient of ``kl_scale * KL - likelihood``.
@@ -58,6 +59,10 @@ def posterior_pass(
     wanted = [key for key in keys if known[key].requires_grad] if gradients else []
     if kernels.covers(layer, gate, kept, masks, mirrored, likelihood):
         return _by_kernel(gate, f"{name}_logit", kl_scale, masks, coefficients, wanted)
+    if streaming.covers(layer, gate, kept):
+        terms = streaming.Terms(float(kl_scale), masks, mirrored, coefficients, likelihood)
+        kl, squared, gradient = streaming.posterior_pass(gate, terms, value, bool(wanted))
+        return Pass(kl, squared, {} if gradient is None else {wanted[0]: gradient})
     outputs = {key: torch.empty_like(gate, memory_format=torch.contiguous_format) for key in wanted}
     flat_outputs = {key: value.view(-1) for key, value in outputs.items()}
     kl = torch.zeros((), device=gate.device, dtype=functional._wide(gate[..., :0]).dtype)
@@ -201,7 +206,8 @@ class _KLSum(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        found = posterior_pass(ctx.layer, ctx.name, kl_scale=gradient, parameters=ctx.saved_tensors).gradients
+        known = ctx.saved_tensors
+        found = posterior_pass(ctx.layer, ctx.name, kl_scale=gradient, value=False, parameters=known).gradients
         keys = ctx.layer.posterior_names_of(ctx.name)
         return (None, None, *(found.get(key) for key in keys))
 

@@ -9,33 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropconnectpp import functional
+from dropconnectpp import functional, gating
 from dropconnectpp.draws import transformed
 from dropconnectpp.errors import check_choice, check_positive, check_probability
 from dropconnectpp.estimators import Concrete, Estimator, StraightThrough, resolve
 from dropconnectpp.masking import MaskedLayer
-
-
-class _StraightThroughGate(torch.autograd.Function):
-    """W z forward; backward z G to the weight and G W pi~ (1 - pi~) to the logit, nothing kept twice."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, logit: Tensor, mask: Tensor, kept: Tensor | None) -> Tensor:
-        ctx.save_for_backward(weight, logit, mask, kept)
-        return weight * mask
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        weight, logit, mask, kept = ctx.saved_tensors
-        grad_weight = gradient * mask if ctx.needs_input_grad[0] else None
-        grad_logit = None
-        if ctx.needs_input_grad[1]:
-            pi = torch.sigmoid(logit)
-            grad_logit = (pi - pi.square()).mul_(gradient).mul_(weight).to(logit.dtype)
-            if kept is not None:
-                grad_logit.mul_(kept)
-        return grad_weight, grad_logit, None, None
 
 
 class DropConnectPPLayer(MaskedLayer):
@@ -182,13 +160,12 @@ class DropConnectPPLayer(MaskedLayer):
             gate = functional.relax_mask(self.logit(name), gate, self.temperature).to(parameter.dtype)
             return parameter * gate if kept is None else parameter * gate * kept
         if not self.straight_through:
-            return parameter * gate
+            return super()._gate(name, gate)
         if transformed():
             pi = torch.sigmoid(self.logit(name))
             slope = pi - pi.detach() if kept is None else (pi - pi.detach()) * kept
             return parameter * (gate + slope)
-        gated: Tensor = _StraightThroughGate.apply(parameter, self.logit(name), gate, kept)  # type: ignore[no-untyped-call]
-        return gated
+        return gating.straight_through(parameter, self.logit(name), gate, kept)
 
     def options(self) -> dict[str, Any]:
         return {

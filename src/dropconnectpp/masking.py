@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropconnectpp import functional
-from dropconnectpp.draws import MEAN, ForcedMasks, Gates, NoiseSource, Sample, fresh_gates
+from dropconnectpp import functional, gating
+from dropconnectpp.draws import MEAN, ForcedMasks, Gates, NoiseSource, Sample, fresh_gates, transformed
 from dropconnectpp.errors import ArgumentError, check_choice
 from dropconnectpp.operations import Operation
 from dropconnectpp.per_example import run_per_example
@@ -115,6 +115,7 @@ class MaskedLayer(Operation):
     # ------------------------------------------------------------------------------- the passes
 
     def forward(self, input: Tensor) -> Tensor:
+        """a((Z * W) v) with this pass's masks, Eq. (1), or with their mean, Eq. (19)."""
         gates = self._current_gates()
         batched = gates.kind in ("example", "average") and self.mask == "example"
         self.check_input(input, batched or (gates.weight is not None and gates.weight.ndim > self.weight.ndim))
@@ -135,6 +136,12 @@ class MaskedLayer(Operation):
         if self._forced is not None:
             return self._forced.gates(self)
         return fresh_gates(self) if self.training else MEAN
+
+    def draw_mask(self, name: str, source: NoiseSource) -> Tensor:
+        logit, parameter = self.logit(name).detach(), getattr(self, name)
+        mask = gating.draw_mask(logit, parameter.shape, source.for_device(parameter.device))
+        kept = self.kept(name)
+        return mask if kept is None else mask & kept
 
     def mask_from_noise(self, name: str, noise: Tensor, mirrored: bool) -> Tensor:
         draw = functional.draw_antithetic_mask if mirrored else functional.draw_mask
@@ -162,8 +169,8 @@ class MaskedLayer(Operation):
         return self.operate(input, gated[0], gated[1] if len(gated) > 1 else None)
 
     def _gate(self, name: str, gate: Tensor) -> Tensor:
-        gated: Tensor = getattr(self, name) * gate
-        return gated
+        parameter: Tensor = getattr(self, name)
+        return parameter * gate if transformed() else gating.masked(parameter, gate)
 
     def _gaussian(self, input: Tensor, seed: int | None) -> Tensor:
         mean, deviation = self.gaussian_moments(input)

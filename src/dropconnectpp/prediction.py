@@ -50,7 +50,7 @@ def predict(
 ) -> Prediction:
     """Predict by drawing ``num_samples`` masks.
 
-    ``average="activations"`` is Eq. (18) as written: each DropConnect++ layer passes on its
+    ``average="activations"`` estimates Eq. (17) by Eq. (18) as written: each DropConnect++ layer passes on its
     activation averaged over masks. ``average="probabilities"`` draws whole networks and averages
     what they predict, which also tells how much they disagree. The model runs in eval mode, so
     BatchNorm and Dropout are left alone, and one mask is in memory at a time. ``likelihood`` says

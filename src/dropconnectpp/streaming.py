@@ -1,0 +1,126 @@
+"""`fused.posterior_pass` for the CPU's common case, the uniform prior: no allocation inside the loop.
+
+It computes what `functional.collapsed_kl`, `bernoulli_score` and `disarm_gradient` define, in five
+buffers of one chunk's size. Fresh memory costs a CPU more than the arithmetic, and so do logarithms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dropconnectpp import functional
+from dropconnectpp.draws import transformed
+from dropconnectpp.gating import CHUNK, chunks
+
+if TYPE_CHECKING:
+    from dropconnectpp.learned_rate import DropConnectPPLayer
+
+_FACTORS = 64
+"""How many numbers in [1/2, 1] are multiplied before one logarithm is taken: 2^-64 is far from underflow."""
+
+
+def covers(layer: DropConnectPPLayer, gate: Tensor, kept: Tensor | None) -> bool:
+    """Whether this pass is the common case: nothing pruned, pi~ behind its logit, the uniform prior."""
+    return (
+        gate.device.type == "cpu"
+        and gate.dtype in functional._SLOPE
+        and gate.is_contiguous()
+        and kept is None
+        and layer.hyper == "optimal"
+        and layer.alpha == layer.beta == 1.0
+        and layer.parameterisation == "logit"
+        and not transformed()
+    )
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the gradient is made of besides the KL: the arguments of `fused.posterior_pass`."""
+
+    kl_scale: float
+    masks: Sequence[Tensor]
+    mirrored: Sequence[Tensor]
+    coefficients: Tensor | None
+    likelihood: Tensor | None
+
+
+class _Buffers:
+    """Room for one chunk: pi~, 1 - pi~, and three to work in."""
+
+    def __init__(self, gate: Tensor) -> None:
+        self.memory = torch.empty((5, min(gate.numel(), CHUNK)), dtype=gate.dtype)
+
+    def load(self, logit: Tensor) -> tuple[Tensor, ...]:
+        """p = pi~ and q = 1 - pi~, each to its own full precision, and the rest of the room."""
+        p, q, t, s, work = self.memory[:, : logit.numel()]
+        torch.sigmoid(logit, out=p)
+        torch.neg(logit, out=q).sigmoid_()
+        return p, q, t, s, work
+
+
+def posterior_pass(
+    logit: Tensor, terms: Terms, value: bool, gradient: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:  # (), (L,), like logit
+    """KL sum, sums of squared scores and gradient, as `fused.posterior_pass` has them."""
+    kl = torch.zeros((), dtype=torch.float64)
+    squared = torch.zeros(max(len(terms.masks), 1), dtype=torch.float64)
+    result = torch.empty_like(logit) if gradient else None
+    flat, flat_result = logit.view(-1), None if result is None else result.view(-1)
+    flat_masks = [[m.reshape(-1).view(torch.uint8) for m in masks] for masks in (terms.masks, terms.mirrored)]
+    likelihood = None if terms.likelihood is None else terms.likelihood.reshape(-1)
+    weights = [] if terms.coefficients is None or likelihood is not None else terms.coefficients.tolist()
+    buffers = _Buffers(logit)
+    for part in chunks(flat.numel()):
+        x = flat[part]
+        p, q, t, s, work = buffers.load(x)
+        if value:
+            kl += _negative_entropy(x, p, q, t, work)
+        torch.sub(p, q, out=t)  # tanh(logit / 2), to the last digit of pi~
+        torch.mul(t, t, out=s)
+        q.mul_(p)  # from here on q is pi~ (1 - pi~) = (1 - t^2) / 4
+        if value:
+            kl += 4.0 * torch.dot(_horner(functional._VALUE[x.dtype], s, work), q)
+        if flat_result is None:
+            continue
+        slope = _horner(functional._SLOPE[x.dtype], s, flat_result[part])
+        torch.addcmul(x, t, slope, value=-1.0, out=slope)
+        slope.mul_(q).mul_(terms.kl_scale)
+        if likelihood is not None:
+            slope.sub_(likelihood[part])
+        for index, weight in enumerate(weights):
+            work.copy_(flat_masks[0][index][part])
+            if terms.mirrored:
+                work.sub_(t.copy_(flat_masks[1][index][part])).mul_(_largest(p, s))
+            else:
+                work.sub_(p)
+                squared[index] += torch.dot(work, work)
+            slope.add_(work, alpha=-weight)
+    kl += logit.numel() * math.log(2.0)
+    return kl.to(logit.dtype), squared.to(logit.dtype), result
+
+
+def _negative_entropy(logit: Tensor, p: Tensor, q: Tensor, size: Tensor, work: Tensor) -> Tensor:
+    """sum of p log p + q log q = log max(p, q) - |logit| min(p, q)."""
+    large = torch.maximum(p, q, out=work)
+    whole = large.numel() - large.numel() % _FACTORS
+    logs = large[:whole].view(_FACTORS, -1).prod(0).log_().sum() + large[whole:].log_().sum()
+    small = torch.minimum(p, q, out=work)
+    return logs - torch.dot(torch.abs(logit, out=size), small)
+
+
+def _largest(p: Tensor, work: Tensor) -> Tensor:
+    """max(pi~, 1 - pi~) = sigmoid(|logit|)."""
+    return torch.sub(p, 0.5, out=work).abs_().add_(0.5)
+
+
+def _horner(coefficients: tuple[float, ...], s: Tensor, out: Tensor) -> Tensor:
+    torch.mul(s, coefficients[0], out=out)
+    for coefficient in coefficients[1:-1]:
+        out.add_(coefficient).mul_(s)
+    return out.add_(coefficients[-1])
