@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
+# Without annotations: the compiler takes every one for a name that the kernel uses.
 @triton.jit  # type: ignore[untyped-decorator]
-def posterior_kernel(
-    logit_ptr: Any,
-    mask_ptr: Any,
-    coefficient_ptr: Any,
-    kl_scale_ptr: Any,
-    gradient_ptr: Any,
-    partial_ptr: Any,
-    count: Any,
-    programs: Any,
-    v4: Any,
-    v3: Any,
-    v2: Any,
-    v1: Any,
-    v0: Any,
-    s5: Any,
-    s4: Any,
-    s3: Any,
-    s2: Any,
-    s1: Any,
-    s0: Any,
+def posterior_kernel(  # type: ignore[no-untyped-def]
+    logit_ptr,
+    mask_ptr,
+    coefficient_ptr,
+    kl_scale_ptr,
+    gradient_ptr,
+    partial_ptr,
+    count,
+    programs,
+    v4,
+    v3,
+    v2,
+    v1,
+    v0,
+    s5,
+    s4,
+    s3,
+    s2,
+    s1,
+    s0,
     SCORED: tl.constexpr,
     GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     """One block of synapses: partial sums of KL and squared score, and the logits' gradient.
 
     v and s are the polynomials of `functional._VALUE` and `functional._SLOPE`, highest power first.

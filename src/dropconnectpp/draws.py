@@ -83,9 +83,15 @@ def _rank_generator() -> torch.Generator | None:
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
-    if distributed.get_world_size() == 1:
-        return None
-    key = (int(torch.randint(2**62, ()).item()), distributed.get_rank())
+    if distributed.get_world_size() == 1 or (transformed() and not torch.compiler.is_compiling()):
+        return None  # also under torch.func, which has no way to a generator
+    generator: torch.Generator = _seeded_generator(distributed.get_rank())
+    return generator
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _seeded_generator(rank: int) -> torch.Generator:
+    key = (int(torch.randint(2**62, ()).item()), rank)
     words = np.random.SeedSequence(key).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(words[0] >> np.uint64(1)))
 
@@ -145,9 +151,10 @@ def _draw(layer: MaskedLayer, source: NoiseSource, relaxed: bool, arm: int, know
 def fresh_gates(layer: MaskedLayer) -> Gates:
     """Gates for a training call outside every context: drawn for this call alone."""
     kind = layer.gate_kind(True)
-    if kind == "gaussian" or (kind == "example" and transformed()):
+    source = NoiseSource()
+    if (kind == "example" and transformed()) or (kind == "gaussian" and source.generator is None):
         return Gates(kind, relaxed=True)  # no seed: noise straight from torch's generator
-    return _draw(layer, NoiseSource(), True, 0, {})
+    return _draw(layer, source, True, 0, {})
 
 
 def transformed() -> bool:

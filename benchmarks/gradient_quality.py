@@ -1,0 +1,435 @@
+"""How good each estimator's gradient is: variance, signal-to-noise ratio, bias and direction.
+
+The network is a two-layer ReLU classifier of a teacher's labels, its weights trained a little, with a
+gate on every synapse of the first layer. Measured is the gradient of the mean log-likelihood of an
+example by the gates' logits (the KL is the same for every estimator and left out), over repeated draws
+of the masks with the minibatch fixed, and with the minibatch drawn anew each time.
+
+The reference is the exact derivative pi~ (1 - pi~) E[R(z_i = 1) - R(z_i = 0)], R the reward, with the
+expectation over all other gates taken over a few masks: switching one gate changes one hidden unit, so
+every gate's difference costs little. It has no bias and little variance.
+
+What the columns mean, for draws g_1..g_n of an estimator and the reference's mean r:
+
+passes      forward passes through the network for one gradient
+draws       n
+variance    of one gate's gradient, averaged over the gates
+SNR         per gate: length of the mean gradient over the root of its total variance. The length is
+            taken along the reference, mean_k <g_k, r> / |r|. The length of an average of n draws would
+            be inflated by their noise; a product of independent draws is not. |r| is corrected for its
+            own noise in the same way, |r|^2 - trace of its covariance / number of its masks.
+            One scalar reward shared by G gates gives about 1 / sqrt(G).
+cosine      between one draw and the reference, averaged: how far one step points the right way
+bias        |mean g - r| / |r|, each square corrected as above; "< x" where it is not resolved: two
+            standard errors, by the jackknife over the draws
+
+The last table has the bias on a network of six gates, where every mask (every pair of masks, for two
+passes) can be forced in turn and weighted with its probability: no noise is left. Estimators with
+continuous noise are averaged over many draws instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from reporting import Cell, Report, Table, parser
+from torch import Tensor, nn
+
+import dropconnectpp as dcpp
+from dropconnectpp.estimators import BBVI
+
+CLASSES = 10
+LATENT = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run of this benchmark."""
+
+    device: str = "cpu"
+    gates: tuple[int, ...] = (10**2, 10**4, 10**6)
+    draws: int = 400
+    row_seconds: float = 2.5
+    """Time for the draws of one row and one way of choosing minibatches; at least `fewest` are made."""
+    fewest: int = 8
+    reference_masks: int = 16
+    batch: int = 64
+    examples: int = 512
+    training_steps: int = 60
+    tiny_draws: int = 2000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for count in self.gates:
+            if math.isqrt(count) ** 2 != count:
+                raise SystemExit(f"--gates must be square numbers, got {count}: the masked layer is a square.")
+        if self.examples % self.batch:
+            raise SystemExit(f"--examples must be a multiple of --batch, got {self.examples} and {self.batch}.")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: an estimator, how its layer draws masks, and how many samples a step takes."""
+
+    title: str
+    estimator: Any
+    mask: str = "batch"
+    num_samples: int = 1
+    passes: int = 1
+    enumerable: bool = True
+
+
+CASES = (
+    Case("bbvi, running", BBVI()),
+    Case("bbvi, running per synapse", BBVI(per_synapse=True)),
+    Case("bbvi, mean-network", BBVI(baseline="mean-network"), passes=2),
+    Case("bbvi, leave-one-out of 2", BBVI(baseline="leave-one-out"), num_samples=2, passes=2),
+    Case("bbvi, running, mask per example", BBVI(), mask="example"),
+    Case("bbvi, mean-network, mask per example", BBVI(baseline="mean-network"), mask="example", passes=2),
+    Case("disarm", "disarm", passes=2),
+    Case("straight-through", "straight-through"),
+    Case("local", "local", enumerable=False),
+    Case("concrete", "concrete", enumerable=False),
+)
+
+
+# -------------------------------------------------------------------------------------- the problem
+
+
+@dataclass
+class Problem:
+    """Data from a teacher, and a network that has learned some of it."""
+
+    inputs: Tensor  # (N, I)
+    targets: Tensor  # (N,)
+    state: dict[str, Tensor]
+    logit: Tensor  # (H, I)
+    accuracy: float = field(default=0.0)
+
+    def network(self, estimator: Any = "straight-through", mask: str = "batch") -> nn.Sequential:
+        hidden, width = self.logit.shape
+        options = {"bias": False, "activation": nn.ReLU(), "estimator": estimator, "mask": mask}
+        gated = dcpp.DropConnectPPLinear(width, hidden, **options)
+        model = nn.Sequential(gated, nn.Linear(hidden, CLASSES)).to(self.inputs.device)
+        model.load_state_dict({**self.state, "0.weight_logit": self.logit})
+        return model
+
+
+def make_problem(inputs: int, hidden: int, settings: Settings) -> Problem:
+    """Inputs with a low-dimensional structure, a ReLU teacher's labels, logits spread around zero."""
+    torch.manual_seed(settings.seed)
+    device = torch.device(settings.device)
+    latent = torch.randn(settings.examples, LATENT)
+    x = latent @ torch.randn(LATENT, inputs) / math.sqrt(LATENT) + 0.5 * torch.randn(settings.examples, inputs)
+    teacher = nn.Sequential(nn.Linear(LATENT, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+    with torch.no_grad():
+        scores = teacher(latent)
+    y = (scores - scores.mean(0)).argmax(1)
+    start = nn.Sequential(dcpp.DropConnectPPLinear(inputs, hidden, bias=False), nn.Linear(hidden, CLASSES))
+    logit = 0.5 * torch.randn(hidden, inputs)
+    state = {key: value.to(device) for key, value in start.state_dict().items()}
+    problem = Problem(x.to(device), y.to(device), state, logit.to(device))
+    model = problem.network()
+    weights = [p for name, p in model.named_parameters() if not name.endswith("logit")]
+    optimiser = torch.optim.Adam(weights, lr=3e-3 if inputs < 500 else 3e-4)
+    batches = minibatches(settings)
+    for _ in range(settings.training_steps):
+        part = next(batches)
+        loss = nn.functional.cross_entropy(model(problem.inputs[part]), problem.targets[part])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    problem.state = {key: value.detach().clone() for key, value in model.state_dict().items()}
+    with torch.no_grad():
+        predicted = model.eval()(problem.inputs).argmax(1)
+    problem.accuracy = float((predicted == problem.targets).double().mean())
+    return problem
+
+
+def minibatches(settings: Settings) -> Iterator[Tensor]:
+    """Indices of random minibatches, the whole data set in every epoch."""
+    generator = torch.Generator().manual_seed(settings.seed + 1)
+    while True:
+        yield from torch.randperm(settings.examples, generator=generator).split(settings.batch)
+
+
+# ------------------------------------------------------------------------------------ the gradients
+
+
+def measure(problem: Problem, case: Case, settings: Settings, *, fixed: bool) -> Tensor:  # (n, G)
+    """Gradients of the loss by the logits, draw after draw.
+
+    The running baseline comes from other minibatches in either way: it is warmed up first, and with
+    the minibatch fixed it stays as it is, lest it learn that minibatch's own reward.
+    """
+    torch.manual_seed(settings.seed + 2)
+    model = problem.network(case.estimator, case.mask)
+    elbo = dcpp.ELBO(model, dcpp.categorical, settings.examples, num_samples=case.num_samples, kl_weight=0.0)
+    logit = model[0].weight_logit
+    batches = minibatches(settings)
+
+    def draw(part: Tensor) -> Tensor:
+        model.zero_grad()
+        elbo(problem.inputs[part], target=problem.targets[part]).loss.backward()
+        return logit.grad.flatten().clone()
+
+    if elbo.moments._buffers:
+        for _ in range(min(30, 2 * settings.draws)):
+            draw(next(batches))
+    first = torch.arange(settings.batch)
+    if fixed:
+        elbo.eval()
+        model.train()
+    found: list[Tensor] = []
+    start = time.perf_counter()
+    while len(found) < settings.draws:
+        found.append(draw(first if fixed else next(batches)))
+        if len(found) >= settings.fewest and time.perf_counter() - start > settings.row_seconds:
+            break
+    return torch.stack(found)
+
+
+def reference(problem: Problem, settings: Settings, *, fixed: bool) -> Tensor:  # (K, G)
+    """The exact derivative, a mask at a time; with the minibatch free, whole epochs are averaged."""
+    torch.manual_seed(settings.seed + 3)
+    order = torch.arange(settings.examples).split(settings.batch)
+    count = settings.reference_masks
+    rows = []
+    for index in range(count if fixed else max(1, count // len(order)) * len(order)):
+        part = order[0] if fixed else order[index % len(order)]
+        rows.append(flip_gradient(problem, problem.inputs[part], problem.targets[part]))
+    stacked = torch.stack(rows)
+    return stacked if fixed else stacked.view(-1, len(order), stacked.shape[1]).mean(1)
+
+
+@torch.no_grad()
+def flip_gradient(problem: Problem, x: Tensor, y: Tensor) -> Tensor:  # (G,)
+    """pi~ (1 - pi~) (loss with the gate on - loss with it off), every other gate as one mask has it."""
+    weight, out = problem.state["0.weight"], problem.state["1.weight"]
+    pi = torch.sigmoid(problem.logit)
+    mask = torch.rand_like(pi) < pi
+    before = x @ (weight * mask).t()  # (B, H)
+    scores = torch.relu(before) @ out.t() + problem.state["1.bias"]  # (B, C)
+    log_probabilities = scores.log_softmax(1)
+    change = torch.where(mask, -weight, weight)  # (H, I) what the other value of the gate adds
+    gradient = torch.empty_like(pi)
+    for h in range(pi.shape[0]):
+        moved = torch.relu(before[:, h, None] + x * change[h]) - torch.relu(before[:, h, None])  # (B, I)
+        shift = torch.zeros_like(moved)
+        for c in range(CLASSES):  # log sum_c p_c exp(v_c moved): the change of the log-normaliser
+            shift.add_(torch.exp(moved * out[c, h]).mul_(log_probabilities[:, c, None].exp()))
+        loss = shift.log_().sub_(moved * out[y, h, None])  # (B, I) loss with the gate changed - loss as it is
+        gradient[h] = torch.where(mask[h], -1.0, 1.0) * loss.mean(0)
+    return (gradient * pi * (1 - pi)).flatten()
+
+
+# --------------------------------------------------------------------------------------- statistics
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What the draws say of an estimator, see the head of this file."""
+
+    variance: float
+    snr: float
+    cosine: float
+    bias: float
+    bias_error: float  # of the square of `bias`
+
+
+def assess(draws: Tensor, truth: Tensor) -> Quality:  # (n, G), (K, G)
+    """Everything follows from the draws' products with one another and with the reference."""
+    count, masks = draws.shape[0], truth.shape[0]
+    gram = (draws @ draws.t()).double()  # (n, n)
+    target = truth.mean(0)
+    along = (draws @ target).double()  # (n,)
+    spread = (truth - target).square().sum().double() / max(masks - 1, 1)
+    length = (target.square().sum().double() - spread / masks).clamp_min(1e-30)  # |r|^2
+    total = _trace(gram)
+    squares = torch.stack([_bias_square(gram, along, length, skip) for skip in [None, *range(count)]])
+    jackknife = (count - 1) / count * (squares[1:] - squares[1:].mean()).square().sum()
+    return Quality(
+        variance=float(total / draws.shape[1]),
+        snr=float(along.mean() / length.sqrt() / total.sqrt()),
+        cosine=float((along / gram.diagonal().clamp_min(1e-30).sqrt()).mean() / length.sqrt()),
+        bias=float(squares[0].clamp_min(0.0).sqrt()),
+        bias_error=float(jackknife.sqrt()),
+    )
+
+
+def _trace(gram: Tensor) -> Tensor:
+    """Trace of the draws' covariance."""
+    count = gram.shape[0]
+    return (gram.diagonal().sum() - gram.sum() / count) / (count - 1)
+
+
+def _bias_square(gram: Tensor, along: Tensor, length: Tensor, skip: int | None) -> Tensor:
+    """|mean g - r|^2 / |r|^2 from products of different draws alone, optionally without one draw."""
+    keep = [i for i in range(along.numel()) if i != skip]
+    gram, along = gram[keep][:, keep], along[keep]
+    count = len(keep)
+    mean_square = (gram.sum() - gram.diagonal().sum()) / (count * (count - 1))
+    return (mean_square - 2 * along.mean() + length) / length
+
+
+def _bias_cell(quality: Quality) -> Cell:
+    bound = 2 * quality.bias_error
+    return quality.bias if quality.bias**2 > bound else f"< {math.sqrt(quality.bias**2 + bound):.2g}"
+
+
+# ------------------------------------------------------------------------- six gates, by enumeration
+
+
+def exact_bias(case: Case, settings: Settings) -> tuple[float, float]:
+    """Relative bias on six gates and its standard error, 0 where every mask was forced."""
+    problem = make_problem(3, 2, settings)
+    truth = expected_gradient(problem, settings)
+    if case.enumerable:
+        found, error = enumerated(problem, case, settings), 0.0
+    else:
+        many = Settings(**{**vars(settings), "draws": settings.tiny_draws, "row_seconds": 60.0})
+        draws = measure(problem, case, many, fixed=True).double()
+        found = draws.mean(0)
+        error = float(draws.var(0).sum().div(len(draws)).sqrt() / truth.norm())
+    return float((found - truth).norm() / truth.norm()), error
+
+
+def expected_gradient(problem: Problem, settings: Settings) -> Tensor:  # (G,)
+    """The gradient of sum_Z q(Z) loss(Z), all masks written out and left to autograd: owes the library nothing."""
+    logit = problem.logit.double().requires_grad_()
+    state = {key: value.double() for key, value in problem.state.items()}
+    x, y = problem.inputs[: settings.batch].double(), problem.targets[: settings.batch]
+    values = [1.0, 0.0]
+    masks = torch.tensor(list(itertools.product(values, repeat=logit.numel())), device=x.device, dtype=x.dtype)
+    masks = masks.view(-1, *logit.shape)  # (M, H, I)
+    hidden = torch.relu(torch.einsum("bi,mhi->mbh", x, masks * state["0.weight"]))
+    scores = hidden @ state["1.weight"].t() + state["1.bias"]  # (M, B, C)
+    losses = -scores.log_softmax(-1)[:, torch.arange(len(y)), y].mean(1)
+    pi = torch.sigmoid(logit)
+    probabilities = torch.where(masks > 0, pi, 1 - pi).flatten(1).prod(1)
+    (gradient,) = torch.autograd.grad((probabilities * losses).sum(), logit)
+    return gradient.flatten()
+
+
+def enumerated(problem: Problem, case: Case, settings: Settings) -> Tensor:  # (G,)
+    """The estimator's mean over all masks, or pairs of masks, each weighted with its probability."""
+    problem = Problem(problem.inputs.double(), problem.targets, problem.state, problem.logit)
+    model = problem.network(case.estimator).double()
+    elbo = dcpp.ELBO(model, dcpp.categorical, settings.examples, num_samples=case.num_samples, kl_weight=0.0)
+    part = torch.arange(settings.batch)
+    torch.manual_seed(settings.seed)
+    for _ in range(5 if elbo.moments._buffers else 0):
+        elbo(problem.inputs[part], target=problem.targets[part])
+    elbo.eval()
+    model.train()
+    shape = problem.logit.shape
+    mean = torch.zeros(shape.numel(), dtype=torch.float64, device=problem.logit.device)
+    for masks, probability in _weighted_masks(case, torch.sigmoid(problem.logit.double()).flatten().tolist()):
+        model.zero_grad()
+        forced = [{"0.weight": torch.tensor(mask).view(shape)} for mask in masks]
+        with dcpp.forced_masks(model, forced):
+            elbo(problem.inputs[part], target=problem.targets[part]).loss.backward()
+        mean += probability * model[0].weight_logit.grad.flatten()
+    return mean
+
+
+def _weighted_masks(case: Case, pi: list[float]) -> Iterator[tuple[list[tuple[bool, ...]], float]]:
+    """Each way the masks of one step can come out, with its probability."""
+    single = [{(True,): p, (False,): 1 - p} for p in pi]
+    if case.estimator == "disarm":  # u < p and 1 - u < p: both on only if p > 1/2, both off only if p < 1/2
+        choices = [_antithetic(p) for p in pi]
+    elif case.num_samples == 2:
+        choices = [{(a, b): one[(a,)] * one[(b,)] for a in (True, False) for b in (True, False)} for one in single]
+    else:
+        choices = single
+    for outcome in itertools.product(*(choice.items() for choice in choices)):
+        probability = math.prod(p for _, p in outcome)
+        yield [tuple(gate[k] for gate, _ in outcome) for k in range(len(outcome[0][0]))], probability
+
+
+def _antithetic(p: float) -> dict[tuple[bool, ...], float]:
+    rest = abs(1 - 2 * p)
+    return {(True, False): min(p, 1 - p), (False, True): min(p, 1 - p), (p > 0.5, p > 0.5): rest}
+
+
+# ------------------------------------------------------------------------------------------ the run
+
+
+def size_table(count: int, settings: Settings) -> Table:
+    """All estimators at one number of gates."""
+    side = math.isqrt(count)
+    problem = make_problem(side, side, settings)
+    truths = {fixed: reference(problem, settings, fixed=fixed) for fixed in (True, False)}
+    rows: list[list[Cell]] = []
+    for case in CASES:
+        row: list[Cell] = [case.title, case.passes]
+        for fixed in (True, False):
+            draws = measure(problem, case, settings, fixed=fixed)
+            quality = assess(draws, truths[fixed])
+            row += [len(draws), quality.variance, quality.snr, quality.cosine]
+            if fixed:
+                row.append(_bias_cell(quality))
+        rows.append(row)
+    columns = ["estimator", "passes"]
+    columns += ["draws", "variance", "SNR", "cosine", "bias"]
+    columns += [f"{name}, minibatch too" for name in ("draws", "variance", "SNR", "cosine")]
+    note = (
+        f"{side} inputs, {side} hidden units, {CLASSES} classes, minibatches of {settings.batch} of "
+        f"{settings.examples} examples; weights trained for {settings.training_steps} steps (accuracy "
+        f"{problem.accuracy:.2f} by Eq. (19)). 1 / sqrt(gates) = {count**-0.5:.3g}. The first columns have the "
+        "minibatch fixed, the last ones draw it anew with the masks."
+    )
+    return Table(f"{count:,} gates", columns, rows, note)
+
+
+def bias_table(settings: Settings) -> Table:
+    """Bias without noise, on six gates."""
+    rows: list[list[Cell]] = []
+    for case in CASES:
+        if case.mask == "batch":
+            bias, error = exact_bias(case, settings)
+            rows.append([case.title, bias, error if error else None, "enumerated" if case.enumerable else "averaged"])
+    note = "Relative to the length of the exact gradient, one minibatch. What is below 1e-12 is rounding."
+    return Table("Bias on six gates", ["estimator", "bias", "standard error", "how"], rows, note)
+
+
+def settings_from(arguments: list[str]) -> tuple[Settings, Any]:
+    """The command line as settings."""
+    default = Settings()
+    made = parser(__doc__)
+    made.add_argument("--gates", type=int, nargs="*", default=list(default.gates), help="sizes, square numbers")
+    made.add_argument("--draws", type=int, default=default.draws, help="most draws of a row (default: %(default)s)")
+    made.add_argument("--row-seconds", type=float, default=default.row_seconds, help="time for a row's draws")
+    made.add_argument("--reference-masks", type=int, default=default.reference_masks, help="masks of the reference")
+    made.add_argument("--batch", type=int, default=default.batch, help="minibatch size (default: %(default)s)")
+    made.add_argument("--examples", type=int, default=default.examples, help="size of the data set")
+    made.add_argument("--training-steps", type=int, default=default.training_steps, help="before the measurement")
+    made.add_argument("--tiny-draws", type=int, default=default.tiny_draws, help="draws on six gates, where averaged")
+    made.add_argument("--seed", type=int, default=default.seed)
+    known = vars(made.parse_args(arguments))
+    out = known.pop("out")
+    return Settings(**{**known, "gates": tuple(known["gates"])}), out
+
+
+def main(arguments: list[str]) -> None:
+    """Print the tables."""
+    settings, out = settings_from(arguments)
+    report = Report("Quality of the gradient by the gates' logits", torch.device(settings.device), settings)
+    threads = torch.get_num_threads()
+    for count in settings.gates:
+        torch.set_num_threads(threads if count > 10**4 else 1)  # small products lose by sharing
+        report.add(size_table(count, settings))
+    torch.set_num_threads(1)
+    report.add(bias_table(settings))
+    report.write(out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
