@@ -29,7 +29,7 @@ test: $(READY)
 
 # Uses the Python that is active: a GPU machine brings its own torch.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider -m gpu tests/test_kernels.py
+	PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider -m gpu tests/test_kernels.py tests/test_gpu_training.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

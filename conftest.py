@@ -10,6 +10,9 @@ import torch
 import dropconnectpp
 
 
+torch.set_num_threads(1)  # on tiny tensors a second thread costs more than it brings
+
+
 @pytest.fixture(autouse=True)
 def _doctest_names(doctest_namespace: dict[str, Any]) -> None:
     doctest_namespace.update(torch=torch, dropconnectpp=dropconnectpp, dcpp=dropconnectpp)

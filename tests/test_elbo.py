@@ -171,7 +171,7 @@ def test_values_that_are_not_finite_are_refused_before_anything_changes(name: st
     before = copy.deepcopy(elbo.state_dict())
     spoiled = X.clone()
     spoiled[0, 1] = float("nan")
-    words = r"the loss is nan; input 0 holds 1 values that are not finite; output 0 holds .* No parameter and no run"
+    words = r"the loss is nan; input 0 holds 1 values that are not finite; output 0 holds .* No parameter and no moment"
     with pytest.raises(NonFiniteError, match=words):
         elbo(spoiled, target=Y)
     with elbo.sample():

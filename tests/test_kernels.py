@@ -46,7 +46,7 @@ def check(count, block, scored, gradient):
     posterior_kernel[(programs,)](
         logit, mask.view(torch.uint8), coefficient, kl_scale, room[block:], partial, count, programs,
         *functional._VALUE[torch.float32], *functional._SLOPE[torch.float32],
-        SCORED=scored, GRADIENT=gradient, BLOCK=block,
+        SCALE_IS_POINTER=True, SCORED=scored, GRADIENT=gradient, BLOCK=block,
     )
     kl, slope = functional.collapsed_kl(logit.double(), 1.0, 1.0)
     score = functional.bernoulli_score(mask, logit.double())
@@ -69,15 +69,35 @@ for count, block in [(1, 16), (15, 16), (16, 16), (17, 16), (1000, 128), (1024, 
     for scored in (False, True):
         for gradient in (False, True):
             check(count, block, scored, gradient)
+
+from test_kernels import compare_gates
+for count in (1, 1023, 1024, 1025):
+    compare_gates(torch.device("cpu"), count)
 print("all well")
 """
+
+
+def compare_gates(device: torch.device, count: int) -> None:
+    """The mask and the straight-through gradients of fresh numbers against their definitions."""
+    logit, weight, upstream = (torch.randn(count) for _ in range(3))
+    noise = torch.rand(count)
+    mask = kernels.draw_mask(logit.to(device), noise.to(device)).cpu()
+    edge = (noise - torch.sigmoid(logit)).abs() < 1e-6  # the two may round apart
+    assert torch.equal(mask[~edge], functional.draw_mask(logit, noise)[~edge])
+    product = kernels.multiply(weight.to(device), mask.to(device), torch.empty(count, device=device))
+    assert torch.equal(product.cpu(), weight * mask)
+    gradient = upstream.to(device).clone()
+    found = kernels.straight_through(logit.to(device), weight.to(device), mask.to(device), gradient)
+    expected = functional.straight_through_gradient(logit.double(), weight.double(), upstream.double())
+    torch.testing.assert_close(found.double().cpu(), expected, rtol=3e-6, atol=1e-12)
+    assert torch.equal(gradient.cpu(), upstream * mask)
 
 
 @needs_triton
 def test_the_interpreted_kernel_is_its_definition() -> None:
     found = subprocess.run(
         [sys.executable, "-c", INTERPRETED],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.path.dirname(__file__)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -142,6 +162,14 @@ def test_the_kernel_gives_no_gradient_unasked_and_takes_a_scale_on_the_device() 
     gradient = kernels.posterior_pass(logit, None, None, scale, True)[2]
     assert gradient is not None
     torch.testing.assert_close(gradient.cpu().double(), _reference(logit, None, 0.0, 0.3)[2], rtol=0.0, atol=3e-7)
+
+
+@_on_gpu
+@needs_triton
+@pytest.mark.parametrize("count", [1, 1000, 2**20 + 3])
+def test_the_gates_kernels_agree_with_their_definitions(count: int) -> None:
+    for _ in range(3):
+        compare_gates(torch.device("cuda"), count)
 
 
 @_on_gpu

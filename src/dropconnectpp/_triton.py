@@ -1,4 +1,4 @@
-"""The Triton kernel behind `kernels`: imported only where Triton is installed."""
+"""The Triton kernels behind `kernels`: imported only where Triton is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def posterior_kernel(  # type: ignore[no-untyped-def]
     logit_ptr,
     mask_ptr,
     coefficient_ptr,
-    kl_scale_ptr,
+    kl_scale,
     gradient_ptr,
     partial_ptr,
     count,
@@ -28,6 +28,7 @@ def posterior_kernel(  # type: ignore[no-untyped-def]
     s2,
     s1,
     s0,
+    SCALE_IS_POINTER: tl.constexpr,
     SCORED: tl.constexpr,
     GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -56,7 +57,8 @@ def posterior_kernel(  # type: ignore[no-untyped-def]
     squared = 0.0
     if GRADIENT:
         slope = size - t * (((((s5 * s + s4) * s + s3) * s + s2) * s + s1) * s + s0)
-        gradient = tl.load(kl_scale_ptr) * tl.where(logit < 0, -slope, slope) * small * large
+        scale = tl.load(kl_scale) if SCALE_IS_POINTER else kl_scale
+        gradient = scale * tl.where(logit < 0, -slope, slope) * small * large
         if SCORED:
             pi = tl.where(logit < 0, small, large)
             score = tl.load(mask_ptr + offsets, mask=inside, other=0).to(tl.float32) - pi
@@ -64,3 +66,37 @@ def posterior_kernel(  # type: ignore[no-untyped-def]
             squared = tl.sum(tl.where(inside, score * score, 0.0), axis=0)
         tl.store(gradient_ptr + offsets, gradient, mask=inside)
     tl.store(partial_ptr + programs + program, squared)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def mask_kernel(noise_ptr, logit_ptr, mask_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """z = [u < sigmoid(logit)]."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < count
+    noise = tl.load(noise_ptr + offsets, mask=inside, other=0.0)
+    logit = tl.load(logit_ptr + offsets, mask=inside, other=0.0)
+    tl.store(mask_ptr + offsets, (noise < 1.0 / (1.0 + tl.exp(-logit))).to(tl.uint8), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def straight_through_kernel(logit_ptr, weight_ptr, mask_ptr, gradient_ptr, result_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """G W pi~ (1 - pi~) for the logits, and z G in G's own place for the weights."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < count
+    logit = tl.load(logit_ptr + offsets, mask=inside, other=0.0)
+    weight = tl.load(weight_ptr + offsets, mask=inside, other=0.0)
+    gradient = tl.load(gradient_ptr + offsets, mask=inside, other=0.0)
+    gate = tl.load(mask_ptr + offsets, mask=inside, other=0).to(tl.float32)
+    decay = tl.exp(-tl.abs(logit))
+    slope = decay / ((1.0 + decay) * (1.0 + decay))
+    tl.store(result_ptr + offsets, gradient * weight * slope, mask=inside)
+    tl.store(gradient_ptr + offsets, gradient * gate, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def product_kernel(tensor_ptr, mask_ptr, out_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """tensor * mask; torch's own product of floats and booleans takes twice as long."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < count
+    gate = tl.load(mask_ptr + offsets, mask=inside, other=0).to(tl.float32)
+    tl.store(out_ptr + offsets, gate * tl.load(tensor_ptr + offsets, mask=inside, other=0.0), mask=inside)

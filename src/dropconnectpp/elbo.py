@@ -260,13 +260,11 @@ class ELBO(nn.Module):
     # ---------------------------------------------------------------------------------- the terms
 
     def _finish(self, step: _Step, rewards: Tensor, mean: Tensor | None, output: Any, inputs: Any) -> ELBOTerms:
-        likelihood = rewards.mean()
-        loss = -likelihood
-        kl = torch.zeros((), device=loss.device, dtype=loss.dtype)
+        loss = -rewards.mean()
+        log_likelihood = -self.num_data * loss.detach()
         scale = self.kl_weight / self.num_data
-        for value in step.pathwise_kl:
-            kl = kl + value.detach().to(loss.device)
-            loss = loss + scale * value.to(loss.device)
+        kl = [value.detach().to(loss.device) for value in step.pathwise_kl]
+        parts = [scale * value.to(loss.device) for value in step.pathwise_kl]
         passes = RewardedPasses(step.samples, rewards.detach(), mean)
         fresh: dict[str, Tensor] = {}
         done: set[Any] = set()
@@ -276,20 +274,19 @@ class ELBO(nn.Module):
             prefix = f"{name.replace('.', '/') or 'model'}/"
             known = {k[len(prefix) :]: v for k, v in self.moments.named_buffers() if k.startswith(prefix)}
             scored = score_layer(layer, passes, known, scale, self.generator, done)
-            kl = kl + scored.kl.to(kl)
-            loss = loss + scale * scored.kl.to(loss) + scored.zero.to(loss)
+            kl.append(scored.kl.to(loss.device))
+            parts.append(scored.loss.to(loss.device))
             fresh.update({prefix + key: value for key, value in scored.moments.items()})
+        loss = sum(parts, loss)
+        total = sum(kl[1:], kl[0]) if kl else torch.zeros_like(log_likelihood)
         if self.check_finite:
-            self._require_finite(loss, inputs, output, passes)
+            self._require_finite(loss, inputs, output)
         if self.training and self.model.training and torch.is_grad_enabled():
             for key, value in fresh.items():
                 self.moments.get_buffer(key).copy_(value)
-        with torch.no_grad():
-            log_likelihood = self.num_data * likelihood.detach()
-            elbo = log_likelihood - self.kl_weight * kl
-        return ELBOTerms(loss, elbo, log_likelihood, kl, output)
+        return ELBOTerms(loss, -self.num_data * loss.detach(), log_likelihood, total, output)
 
-    def _require_finite(self, loss: Tensor, inputs: Any, output: Any, passes: RewardedPasses) -> None:
+    def _require_finite(self, loss: Tensor, inputs: Any, output: Any) -> None:
         if loss.is_cuda and torch.cuda.is_current_stream_capturing():
             return
         if bool(torch.isfinite(loss)):
@@ -305,7 +302,7 @@ class ELBO(nn.Module):
             if not bool(torch.isfinite(parameter).all()):
                 found.append(f"parameter {name} is not finite")
         raise NonFiniteError(
-            "; ".join(found) + ". No parameter and no running moment was changed. Look at the data first, "
+            "; ".join(found) + ". No parameter and no moment of the baseline was changed. Look at the data first, "
             "then at the step size; check_finite=False turns this check off."
         )
 

@@ -44,8 +44,8 @@ def running_coefficient(reward: Tensor, moments: Tensor) -> Tensor:
     Without that zero the first gradient would carry the whole reward, some 25 times what follows,
     and Adagrad never forgets it.
     """
-    varpi = control_weight(moments[0], moments[1]).to(reward.dtype)
-    return torch.where(moments[1] > 0, reward - varpi, torch.zeros_like(reward))
+    varpi = (moments[0] / moments[1]).to(reward.dtype)
+    return torch.where(moments[1] > 0, reward - varpi, 0.0)
 
 
 def leave_one_out_coefficient(reward: Tensor) -> Tensor:  # (L, ...) -> (L, ...)

@@ -86,8 +86,7 @@ def control_weight(covariance: Tensor, variance: Tensor) -> Tensor:
     >>> control_weight(torch.tensor([-1.0, 0.0]), torch.tensor([2.0, 0.0]))
     tensor([-0.5000,  0.0000])
     """
-    seen = variance > 0
-    return torch.where(seen, covariance / torch.where(seen, variance, 1.0), 0.0)
+    return torch.where(variance > 0, covariance / variance, 0.0)
 
 
 def gaussian_gate_moments(logit: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

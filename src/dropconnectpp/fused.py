@@ -220,25 +220,29 @@ def kl_sum(layer: DropConnectPPLayer, name: str) -> Tensor:
 
 
 class _Inject(torch.autograd.Function):
-    """A zero with a given gradient: how an estimated gradient joins the loss."""
+    """A value with given gradients: how an estimated gradient joins the loss."""
 
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, parameter: Tensor) -> Tensor:
-        ctx.save_for_backward(gradient)
-        # In no less than float32: a loss scale must come back through it unharmed.
-        return torch.zeros((), device=parameter.device, dtype=functional._wide(parameter[..., :0]).dtype)
+    def forward(ctx: Any, value: Tensor, count: int, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors[count:])
+        return value.view_as(value)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[None, Tensor]:
-        (gradient,) = ctx.saved_tensors
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = ctx.saved_tensors
         # Scaled in place unless the graph is to be used again: one tensor of the weight's size less.
         if torch._C._autograd._get_current_graph_task_keep_graph():
-            return None, gradient * upstream
-        return None, gradient.mul_(upstream)
+            scaled = [gradient * upstream for gradient in gradients]
+        else:
+            scaled = [gradient.mul_(upstream) for gradient in gradients]
+        return (None, None, *scaled, *(None for _ in gradients))
 
 
-def inject(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """Zero in value; its gradient by ``parameter`` is ``gradient``, scaled as the loss is."""
-    zero: Tensor = _Inject.apply(gradient.to(parameter.dtype), parameter)  # type: ignore[no-untyped-call]
-    return zero
+def inject(value: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+    """``value``, its gradient by each parameter being the one given, scaled as the loss is."""
+    if not parameters:
+        return value
+    fitted = [g.to(p.dtype) for g, p in zip(gradients, parameters, strict=True)]
+    carried: Tensor = _Inject.apply(value, len(fitted), *parameters, *fitted)  # type: ignore[no-untyped-call]
+    return carried

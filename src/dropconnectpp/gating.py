@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropconnectpp import functional
+from dropconnectpp import functional, kernels
 
 CHUNK = 2**18
 """Elements worked on at a time. Even, since one 64-bit draw serves two of them."""
@@ -67,7 +67,10 @@ def draw_mask(logit: Tensor, shape: torch.Size, generator: torch.Generator | Non
     """`functional.draw_mask` of the noise that `uniform` would give, without that noise in memory."""
     if logit.shape != shape or logit.dtype != torch.float32 or not _chunked(logit):
         dtype = torch.float64 if logit.dtype == torch.float64 else torch.float32
-        return functional.draw_mask(logit, uniform(shape, dtype, logit.device, generator))
+        noise = uniform(shape, dtype, logit.device, generator)
+        if logit.shape == shape and kernels.usable(logit, noise):
+            return kernels.draw_mask(logit, noise)
+        return functional.draw_mask(logit, noise)
     mask = torch.empty(shape, dtype=torch.bool, device=logit.device)
     flat_mask, flat_logit, source = mask.view(-1), logit.view(-1), _Noise(logit.numel(), generator)
     noise, pi = torch.empty((2, min(logit.numel(), CHUNK)), device=logit.device)
@@ -82,6 +85,8 @@ def draw_mask(logit: Tensor, shape: torch.Size, generator: torch.Generator | Non
 
 def multiply(tensor: Tensor, mask: Tensor, out: Tensor) -> Tensor:
     """tensor * mask into ``out``, which may be ``tensor`` itself."""
+    if kernels.usable(tensor, mask, out):
+        return kernels.multiply(tensor, mask, out)
     if not _chunked(tensor, mask, out):
         return torch.mul(tensor, mask, out=out)
     flat, flat_mask, flat_out = tensor.view(-1), mask.view(torch.uint8).view(-1), out.view(-1)
@@ -140,6 +145,10 @@ class _StraightThrough(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         weight, logit, mask, kept = ctx.saved_tensors
         grad_weight = grad_logit = None
+        both = ctx.needs_input_grad[0] and ctx.needs_input_grad[1] and kept is None and gradient.ndim > 1
+        if both and kernels.usable(weight, logit, mask, gradient):
+            grad_logit = kernels.straight_through(logit, weight, mask, gradient)
+            return gradient, grad_logit, None, None
         if ctx.needs_input_grad[1]:
             grad_logit = straight_through_gradient(logit, weight, gradient)
             if kept is not None:

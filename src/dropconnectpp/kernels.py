@@ -1,7 +1,8 @@
-"""A fused GPU kernel for `fused.posterior_pass`, where Triton and CUDA are there; else never used.
+"""Fused GPU kernels, where Triton and CUDA are there; else never used.
 
-It computes what `functional.collapsed_kl` and `functional.bernoulli_score` define, in one launch
-over the synapses instead of some thirty.
+Each computes what a function of `functional` defines, in one launch over the synapses: the pass of
+`fused.posterior_pass` instead of some thirty launches, the mask instead of two, the straight-through
+gradients instead of six.
 """
 
 from __future__ import annotations
@@ -23,12 +24,20 @@ BLOCK = 1024
 
 @cache
 def _compiled() -> Any:
-    """The kernel, or None where Triton is not installed."""
+    """The kernels, or None where Triton is not installed."""
     try:
         from dropconnectpp import _triton
     except ImportError:
         return None
-    return _triton.posterior_kernel
+    return _triton
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Whether tensors of one shape can go through a kernel that walks over them side by side."""
+    return (
+        all(t.is_cuda and t.is_contiguous() and t.dtype in (torch.float32, torch.bool) for t in tensors)
+        and _compiled() is not None
+    )
 
 
 def covers(
@@ -41,9 +50,7 @@ def covers(
 ) -> bool:
     """Whether the kernel computes this pass: the common case, one mask and the uniform prior."""
     return (
-        gate.is_cuda
-        and gate.dtype == torch.float32
-        and gate.is_contiguous()
+        usable(gate)
         and kept is None
         and likelihood is None
         and not mirrored
@@ -51,7 +58,6 @@ def covers(
         and layer.hyper == "optimal"
         and layer.alpha == layer.beta == 1.0
         and layer.parameterisation == "logit"
-        and _compiled() is not None
     )
 
 
@@ -63,23 +69,48 @@ def posterior_pass(
     programs = -(-count // BLOCK)
     partial = torch.empty((2, programs), device=logit.device, dtype=torch.float32)
     gradient = torch.empty_like(logit) if gradients else None
-    if not isinstance(kl_scale, Tensor):
-        kl_scale = torch.full((), kl_scale, device=logit.device)
     scored = mask is not None and coefficients is not None
-    _compiled()[(programs,)](
+    _compiled().posterior_kernel[(programs,)](
         logit,
         mask.contiguous().view(torch.uint8) if mask is not None and scored else logit,
         coefficients.float() if coefficients is not None and scored else logit,
-        kl_scale.float(),
+        kl_scale.float() if isinstance(kl_scale, Tensor) else kl_scale,
         logit if gradient is None else gradient,
         partial,
         count,
         programs,
         *functional._VALUE[torch.float32],
         *functional._SLOPE[torch.float32],
+        SCALE_IS_POINTER=isinstance(kl_scale, Tensor),
         SCORED=scored,
         GRADIENT=gradients,
         BLOCK=BLOCK,
     )
     totals = partial.sum(1)
     return totals[0], totals[1], gradient
+
+
+def draw_mask(logit: Tensor, noise: Tensor) -> Tensor:
+    """`functional.draw_mask`."""
+    mask = torch.empty(logit.shape, device=logit.device, dtype=torch.bool)
+    count = logit.numel()
+    _compiled().mask_kernel[(-(-count // BLOCK),)](noise, logit, mask.view(torch.uint8), count, BLOCK=BLOCK)
+    return mask
+
+
+def straight_through(logit: Tensor, weight: Tensor, mask: Tensor, gradient: Tensor) -> Tensor:
+    """`functional.straight_through_gradient`; ``gradient`` becomes the weight's own, mask * gradient."""
+    result = torch.empty_like(logit)
+    count = logit.numel()
+    grid = (-(-count // BLOCK),)
+    _compiled().straight_through_kernel[grid](
+        logit, weight, mask.view(torch.uint8), gradient, result, count, BLOCK=BLOCK
+    )
+    return result
+
+
+def multiply(tensor: Tensor, mask: Tensor, out: Tensor) -> Tensor:
+    """tensor * mask into ``out``, which may be ``tensor`` itself."""
+    count = tensor.numel()
+    _compiled().product_kernel[(-(-count // BLOCK),)](tensor, mask.view(torch.uint8), out, count, BLOCK=BLOCK)
+    return out

@@ -66,6 +66,7 @@ class MaskedLayer(Operation):
         self._gates: Gates | None = None
         self._replayed: Gates | None = None
         self._forced: ForcedMasks | None = None
+        self._examples: int | None = None  # how many examples the last pass with a mask each had
 
     def reset_parameters(self) -> None:
         """Start weights and biases as the `nn` counterpart does."""

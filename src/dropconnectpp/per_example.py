@@ -165,6 +165,7 @@ def _autocast_state(device_type: str) -> dict[str, Any]:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def run_per_example(layer: MaskedLayer, input: Tensor, gates: Gates) -> Tensor:
     """The layer's output before its activation, each example through its own mask."""
+    layer._examples = input.shape[0]
     if transformed():  # torch.func sees through plain operations alone: one block of everything
         return _run_plainly(layer, input, gates)
     if gates.weight is not None and gates.weight.shape[0] != input.shape[0]:

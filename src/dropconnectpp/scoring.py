@@ -5,7 +5,7 @@ Shapes: L samples, A arms, B batch, S the shape of a parameter, E = B where mask
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dropconnectpp import functional
 from dropconnectpp.draws import Gates, NoiseSource, Sample
+from dropconnectpp.errors import ShapeError
 from dropconnectpp.estimators import BBVI, update_moments
 from dropconnectpp.fused import inject, posterior_pass
 from dropconnectpp.learned_rate import DropConnectPPLayer
@@ -32,8 +33,8 @@ class RewardedPasses:
 class Scored:
     """One layer's part in the loss."""
 
-    kl: Tensor  # () value
-    zero: Tensor  # () zero in value, the posterior's gradient behind it
+    kl: Tensor  # () nats
+    loss: Tensor  # () kl_scale * kl in value, the posterior's gradient behind it
     moments: dict[str, Tensor]  # what the running moments become
 
 
@@ -67,6 +68,11 @@ def score_layer(
     reward = passes.rewards.to(device)
     mean = None if passes.mean_network is None else passes.mean_network.to(device)
     example = gates[0][0].kind == "example" or _is_per_example(layer, gates[0][0])
+    if example and layer._examples not in (None, reward.shape[-1]):
+        raise ShapeError(
+            f"mask='example' needs the examples on the first axis of the layer's input: it saw {layer._examples} rows "
+            f"for a batch of {reward.shape[-1]}. Put the batch first, as (B, T, I), or use mask='batch'."
+        )
     if not example:
         reward = reward.mean(-1)
         mean = None if mean is None else mean.mean()
@@ -89,6 +95,7 @@ class _Work:
     moments: dict[str, Tensor]
     kl_scale: float
     generator: torch.Generator | None
+    gradients: dict[str, Tensor] = field(default_factory=dict)
 
     def _coefficients(self) -> Tensor:  # (L, E)
         estimator = self.layer.estimator
@@ -98,14 +105,18 @@ class _Work:
     def _mirrored(self) -> bool:
         return self.layer.antithetic
 
-    def _pass(self, name: str, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _pass(self, name: str, **options: Any) -> tuple[Tensor, Tensor]:
+        """KL and squared scores of one parameter; its gradient is kept for `_scored`."""
         source = NoiseSource(self.generator).for_device(self.layer.weight.device)
         wanted = torch.is_grad_enabled()
         found = posterior_pass(self.layer, name, kl_scale=self.kl_scale, generator=source, gradients=wanted, **options)
-        zero = torch.zeros((), device=found.kl.device)
-        for key, gradient in found.gradients.items():
-            zero = zero + inject(getattr(self.layer, key), gradient)
-        return found.kl, zero, found.squared_score
+        self.gradients.update(found.gradients)
+        return found.kl, found.squared_score
+
+    def _scored(self, kl: list[Tensor], moments: dict[str, Tensor]) -> Scored:
+        total = sum(kl[1:], kl[0]) if kl else torch.zeros((), device=self.layer.weight.device)
+        parameters = [getattr(self.layer, key) for key in self.gradients]
+        return Scored(total, inject(self.kl_scale * total, parameters, list(self.gradients.values())), moments)
 
     def _updated(self, reward: Tensor, squared: Tensor) -> dict[str, Tensor]:
         if "layer" not in self.moments:
@@ -117,25 +128,27 @@ class _Work:
     def per_batch(self, names: list[str]) -> Scored:
         """One mask a sample: the masks are at hand and the pass streams over them."""
         count = len(self.gates)
-        coefficients = self._coefficients() / count
-        kl = zero = torch.zeros((), device=self.layer.weight.device)
-        squared = torch.zeros(count, device=kl.device, dtype=self.reward.dtype)
+        coefficients = self._coefficients()
+        coefficients = coefficients if count == 1 else coefficients / count
+        kl: list[Tensor] = []
+        squared: Tensor | None = None  # (L,)
         for name in names:
-            part, hook, score = self._pass(
+            part, score = self._pass(
                 name,
                 masks=[getattr(sample[0], name) for sample in self.gates],
                 mirrored=[getattr(sample[1], name) for sample in self.gates] if self._mirrored() else [],
                 coefficients=coefficients.to(functional._wide(self.layer.weight[..., :0]).dtype),
             )
-            kl, zero, squared = kl + part, zero + hook, squared + score.to(squared.dtype)
-        if not names or not torch.is_grad_enabled():
-            return Scored(kl, zero, {})
-        moments: dict[str, Tensor] = {}
-        if "layer" in self.moments:
+            kl.append(part)
+            squared = score if squared is None else squared + score
+        if squared is None or "layer" not in self.moments or not torch.is_grad_enabled():
+            return self._scored(kl, {})
+        reward, squared = self.reward.mean(1), squared.to(self.reward.dtype)
+        if count > 1:
             total = squared.sum()
-            reward = (self.reward.mean(1) * squared).sum() / total.clamp_min(torch.finfo(total.dtype).tiny)
-            moments = self._updated(reward, total / count)
-        return Scored(kl, zero, moments)
+            reward = (reward * squared).sum() / total.clamp_min(torch.finfo(total.dtype).tiny)
+            return self._scored(kl, self._updated(reward, total / count))
+        return self._scored(kl, self._updated(reward[0], squared[0]))
 
     def per_example(self, names: list[str]) -> Scored:
         """One mask an example: masks are redrawn block by block and summed with their weights."""
@@ -150,24 +163,23 @@ class _Work:
         if self._mirrored():
             mirror = self._weighted(weights, 1)
             totals = {name: totals[name] - mirror[name] for name in totals}
-        kl = zero = torch.zeros((), device=layer.weight.device)
-        squared = torch.zeros(2, device=kl.device, dtype=reward.dtype)
+        kl: list[Tensor] = []
+        squared = torch.zeros(2, device=reward.device, dtype=reward.dtype)
         for name in names:
             logit = layer.logit(name).detach()
             if self._mirrored():
                 gradient = functional.disarm_gradient(logit, totals[name][0])
             else:
                 gradient = functional.score_gradient(logit, totals[name][0], coefficients.sum())
-            part, hook, _ = self._pass(name, likelihood=gradient, coefficients=coefficients.sum(1))
-            kl, zero = kl + part, zero + hook
+            kl.append(self._pass(name, likelihood=gradient, coefficients=coefficients.sum(1))[0])
             if running:
                 squared = squared + torch.stack(
                     [_squared_score(layer, name, totals[name][row], weights[row].sum()).sum() for row in (1, 2)]
                 ).to(squared.dtype)
         if not running or not names:
-            return Scored(kl, zero, {})
+            return self._scored(kl, {})
         seen = squared[1].clamp_min(torch.finfo(squared.dtype).tiny)
-        return Scored(kl, zero, self._updated(squared[0] / seen, squared[1] / (samples * batch)))
+        return self._scored(kl, self._updated(squared[0] / seen, squared[1] / (samples * batch)))
 
     def per_synapse(self, names: list[str], example: bool) -> Scored:
         """varpi of Eq. (10) for each synapse; the gradient is formed whole."""
@@ -175,7 +187,7 @@ class _Work:
         reward = self.reward.mean(1)  # (L,) or (L, B)
         weights = torch.stack([reward, torch.ones_like(reward)])  # (2, L, ...)
         totals = self._weighted(weights, 0) if example else self._stacked(weights)
-        kl = zero = torch.zeros((), device=layer.weight.device)
+        kl: list[Tensor] = []
         fresh: dict[str, Tensor] = {}
         for name in names:
             logit, known, count = layer.logit(name).detach(), self.moments[name], weights[1].sum()
@@ -183,13 +195,12 @@ class _Work:
             rewarded = functional.score_gradient(logit, totals[name][0], weights[0].sum())
             plain = functional.score_gradient(logit, totals[name][1], count)
             gradient = torch.where(known[1] > 0, (rewarded - varpi * plain) / count, 0.0).to(logit.dtype)
-            part, hook, _ = self._pass(name, likelihood=gradient)
-            kl, zero = kl + part, zero + hook
+            kl.append(self._pass(name, likelihood=gradient)[0])
             observed = torch.stack(
                 [_squared_score(layer, name, totals[name][row], weights[row].sum()) / count for row in (0, 1)]
             )
             fresh[name] = torch.lerp(observed.to(known.dtype), known, layer.estimator.decay)  # type: ignore[attr-defined]
-        return Scored(kl, zero, fresh)
+        return self._scored(kl, fresh)
 
     def _weighted(self, weights: Tensor, arm: int) -> dict[str, Tensor]:
         """sum over samples and examples of weight times mask: (K, *S) for each parameter."""

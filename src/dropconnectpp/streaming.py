@@ -1,6 +1,6 @@
 """`fused.posterior_pass` for the CPU's common case, the uniform prior: no allocation inside the loop.
 
-It computes what `functional.collapsed_kl`, `bernoulli_score` and `disarm_gradient` define, in five
+It computes what `functional.collapsed_kl`, `bernoulli_score` and `disarm_gradient` define, in six
 buffers of one chunk's size. Fresh memory costs a CPU more than the arithmetic, and so do logarithms.
 """
 
@@ -20,6 +20,16 @@ from dropconnectpp.gating import CHUNK, chunks
 
 if TYPE_CHECKING:
     from dropconnectpp.learned_rate import DropConnectPPLayer
+
+# As in `functional`, but in float32 no longer than its rounding asks for: errors of 4e-8 (value), 2e-8 (slope).
+_VALUE = {
+    torch.float32: functional._economise(functional._VALUE_SERIES, 3),
+    torch.float64: functional._VALUE[torch.float64],
+}
+_SLOPE = {
+    torch.float32: functional._economise(functional._SLOPE_SERIES, 4),
+    torch.float64: functional._SLOPE[torch.float64],
+}
 
 _FACTORS = 64
 """How many numbers in [1/2, 1] are multiplied before one logarithm is taken: 2^-64 is far from underflow."""
@@ -51,17 +61,17 @@ class Terms:
 
 
 class _Buffers:
-    """Room for one chunk: pi~, 1 - pi~, and three to work in."""
+    """Room for one chunk: pi~, 1 - pi~, and four to work in."""
 
     def __init__(self, gate: Tensor) -> None:
-        self.memory = torch.empty((5, min(gate.numel(), CHUNK)), dtype=gate.dtype)
+        self.memory = torch.empty((6, min(gate.numel(), CHUNK)), dtype=gate.dtype)
 
     def load(self, logit: Tensor) -> tuple[Tensor, ...]:
         """p = pi~ and q = 1 - pi~, each to its own full precision, and the rest of the room."""
-        p, q, t, s, work = self.memory[:, : logit.numel()]
+        p, q, *rest = self.memory[:, : logit.numel()]
         torch.sigmoid(logit, out=p)
         torch.neg(logit, out=q).sigmoid_()
-        return p, q, t, s, work
+        return p, q, *rest
 
 
 def posterior_pass(
@@ -78,17 +88,18 @@ def posterior_pass(
     buffers = _Buffers(logit)
     for part in chunks(flat.numel()):
         x = flat[part]
-        p, q, t, s, work = buffers.load(x)
+        p, q, t, s, s2, work = buffers.load(x)
         if value:
             kl += _negative_entropy(x, p, q, t, work)
         torch.sub(p, q, out=t)  # tanh(logit / 2), to the last digit of pi~
         torch.mul(t, t, out=s)
+        torch.mul(s, s, out=s2)
         q.mul_(p)  # from here on q is pi~ (1 - pi~) = (1 - t^2) / 4
         if value:
-            kl += 4.0 * torch.dot(_horner(functional._VALUE[x.dtype], s, work), q)
+            kl += 4.0 * torch.dot(_polynomial(_VALUE[x.dtype], s, s2, work), q)
         if flat_result is None:
             continue
-        slope = _horner(functional._SLOPE[x.dtype], s, flat_result[part])
+        slope = _polynomial(_SLOPE[x.dtype], s, s2, flat_result[part])
         torch.addcmul(x, t, slope, value=-1.0, out=slope)
         slope.mul_(q).mul_(terms.kl_scale)
         if likelihood is not None:
@@ -119,8 +130,14 @@ def _largest(p: Tensor, work: Tensor) -> Tensor:
     return torch.sub(p, 0.5, out=work).abs_().add_(0.5)
 
 
-def _horner(coefficients: tuple[float, ...], s: Tensor, out: Tensor) -> Tensor:
-    torch.mul(s, coefficients[0], out=out)
-    for coefficient in coefficients[1:-1]:
-        out.add_(coefficient).mul_(s)
-    return out.add_(coefficients[-1])
+def _polynomial(coefficients: tuple[float, ...], s: Tensor, s2: Tensor, out: Tensor) -> Tensor:
+    """Horner's scheme in s^2, highest power first: a third fewer passes than in s."""
+    if len(coefficients) % 2:
+        torch.mul(s2, coefficients[0], out=out).add_(s, alpha=coefficients[1]).add_(coefficients[2])
+        rest = coefficients[3:]
+    else:
+        torch.mul(s, coefficients[0], out=out).add_(coefficients[1])
+        rest = coefficients[2:]
+    for odd, even in zip(rest[::2], rest[1::2], strict=True):
+        out.mul_(s2).add_(s, alpha=odd).add_(even)
+    return out
