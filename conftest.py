@@ -9,7 +9,6 @@ import torch
 
 import dropconnectpp
 
-
 torch.set_num_threads(1)  # on tiny tensors a second thread costs more than it brings
 
 

@@ -56,10 +56,10 @@ class Settings:
     device: str = "cpu"
     gates: tuple[int, ...] = (10**2, 10**4, 10**6)
     draws: int = 400
-    row_seconds: float = 2.5
+    row_seconds: float = 2.0
     """Time for the draws of one row and one way of choosing minibatches; at least `fewest` are made."""
     fewest: int = 8
-    reference_masks: int = 16
+    reference_masks: int = 8
     batch: int = 64
     examples: int = 512
     training_steps: int = 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -31,3 +32,15 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
 def test_the_pages_that_teach_have_code() -> None:
     assert len(blocks(ROOT / "README.md")) >= 2
     assert len(blocks(ROOT / "docs" / "guide.md")) >= 8
+
+
+def test_the_tables_are_those_of_the_records() -> None:
+    spec = importlib.util.spec_from_file_location("fill_docs", ROOT / "benchmarks" / "fill_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    fill_docs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fill_docs)
+    marked = [page for page in PAGES if fill_docs.MARKED.search(page.read_text())]
+    assert len(marked) == 2
+    for page in marked:
+        assert fill_docs.filled(page.read_text()) == page.read_text(), f"run python benchmarks/fill_docs.py for {page}"

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import dropconnectpp as dcpp
-from dropconnectpp import functional, per_example
+from dropconnectpp import errors, functional, per_example
 from dropconnectpp.draws import Gates, running
 from dropconnectpp.per_example import ExampleGates
 
@@ -299,3 +299,13 @@ def test_relaxed_gates_are_those_of_the_batch():
     found = gates_of(layer, Gates("example", seed=7, bias_seed=8, relaxed=True))["weight"]
     noise = torch.rand(BATCH, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
     torch.testing.assert_close(found, functional.relax_mask(layer.weight_logit, noise, 2 / 3).detach())
+
+
+@pytest.mark.parametrize("estimator", ["bbvi", "disarm"])
+def test_examples_off_the_first_axis_are_refused(estimator):
+    """Forward would draw a mask for each of six rows, and the rewards of two examples would go to the first two."""
+    layer = dcpp.DropConnectPPLinear(4, 3, mask="example", estimator=estimator)
+    model = torch.nn.Sequential(torch.nn.Flatten(0, 1), layer, torch.nn.Unflatten(0, (2, 3)))
+    elbo = dcpp.ELBO(model, lambda output, target: output.sum((1, 2)), num_data=9)
+    with pytest.raises(errors.ShapeError, match=r"examples on the first axis.* saw 6 rows for a batch of 2"):
+        elbo(torch.randn(2, 3, 4), target=None)

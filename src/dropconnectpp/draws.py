@@ -225,7 +225,8 @@ def replay_in_backward(outputs: object, assignment: Assignment) -> None:
 def sampling(model: nn.Module, generator: torch.Generator | None = None) -> Iterator[None]:
     """Draw masks in eval mode too: each call of ``model`` inside draws anew, from ``generator``.
 
-    A layer called twice within one call of ``model`` uses one mask.
+    A layer called twice within one call of ``model`` uses one mask. Checkpointed blocks inside the
+    model are recomputed with theirs; do not wrap the call of ``model`` itself in a reentrant checkpoint.
 
     >>> layer = dropconnectpp.DropConnectPPLinear(8, 1).eval()
     >>> with sampling(layer, torch.Generator().manual_seed(0)):

@@ -44,8 +44,6 @@ def posterior_pass(
     likelihood: Tensor | None = None,  # the likelihood's gradient by logit, where it is known
     generator: torch.Generator | None = None,
     gradients: bool = True,
-    value: bool = True,  # without it the KL may come back as zero
-    parameters: Sequence[Tensor] | None = None,  # in place of the layer's own, as `posterior_names_of` lists them
 ) -> Pass:
     """Sum Eq. (20) + Eq. (21) and make the gradient of ``kl_scale * KL - likelihood``.
 
@@ -53,7 +51,7 @@ def posterior_pass(
     antithetic pair's; ``likelihood`` gives it ready made.
     """
     keys = layer.posterior_names_of(name)
-    known = dict(zip(keys, parameters or [getattr(layer, key) for key in keys], strict=True))
+    known = {key: getattr(layer, key) for key in keys}
     gate = known[keys[0]].detach()
     kept = layer.kept(name)
     wanted = [key for key in keys if known[key].requires_grad] if gradients else []
@@ -61,7 +59,7 @@ def posterior_pass(
         return _by_kernel(gate, f"{name}_logit", kl_scale, masks, coefficients, wanted)
     if streaming.covers(layer, gate, kept):
         terms = streaming.Terms(float(kl_scale), masks, mirrored, coefficients, likelihood)
-        kl, squared, gradient = streaming.posterior_pass(gate, terms, value, bool(wanted))
+        kl, squared, gradient = streaming.posterior_pass(gate, terms, bool(wanted))
         return Pass(kl, squared, {} if gradient is None else {wanted[0]: gradient})
     outputs = {key: torch.empty_like(gate, memory_format=torch.contiguous_format) for key in wanted}
     flat_outputs = {key: value.view(-1) for key, value in outputs.items()}
@@ -192,33 +190,6 @@ def _learned_chunk(
 # ----------------------------------------------------------------------------- ways into autograd
 
 
-class _KLSum(torch.autograd.Function):
-    """The summed KL of one parameter's synapses; keeps nothing but the parameters themselves."""
-
-    @staticmethod
-    def forward(ctx: Any, layer: DropConnectPPLayer, name: str, *parameters: Tensor) -> Tensor:
-        ctx.layer, ctx.name = layer, name
-        # Saved so that a changed parameter is noticed, and since the layer may have others by then
-        # (torch.func.functional_call).
-        ctx.save_for_backward(*parameters)
-        return posterior_pass(layer, name, kl_scale=1.0, gradients=False).kl
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        known = ctx.saved_tensors
-        found = posterior_pass(ctx.layer, ctx.name, kl_scale=gradient, value=False, parameters=known).gradients
-        keys = ctx.layer.posterior_names_of(ctx.name)
-        return (None, None, *(found.get(key) for key in keys))
-
-
-def kl_sum(layer: DropConnectPPLayer, name: str) -> Tensor:
-    """KL of all synapses of a parameter, in nats, differentiable."""
-    parameters = [getattr(layer, key) for key in layer.posterior_names_of(name)]
-    total: Tensor = _KLSum.apply(layer, name, *parameters)  # type: ignore[no-untyped-call]
-    return total
-
-
 class _Inject(torch.autograd.Function):
     """A value with given gradients: how an estimated gradient joins the loss."""
 
@@ -246,3 +217,13 @@ def inject(value: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tens
     fitted = [g.to(p.dtype) for g, p in zip(gradients, parameters, strict=True)]
     carried: Tensor = _Inject.apply(value, len(fitted), *parameters, *fitted)  # type: ignore[no-untyped-call]
     return carried
+
+
+def kl_sum(layer: DropConnectPPLayer, name: str) -> Tensor:
+    """KL of all synapses of a parameter, in nats, differentiable.
+
+    Its slope is worked out with it: they share most of their arithmetic, and while a backward pass
+    runs there is less memory to spare for the pass over the synapses than before it.
+    """
+    found = posterior_pass(layer, name, kl_scale=1.0, gradients=torch.is_grad_enabled())
+    return inject(found.kl, [getattr(layer, key) for key in found.gradients], list(found.gradients.values()))

@@ -1,6 +1,6 @@
 """`fused.posterior_pass` for the CPU's common case, the uniform prior: no allocation inside the loop.
 
-It computes what `functional.collapsed_kl`, `bernoulli_score` and `disarm_gradient` define, in six
+It computes what `functional.collapsed_kl`, `bernoulli_score` and `disarm_gradient` define, in five
 buffers of one chunk's size. Fresh memory costs a CPU more than the arithmetic, and so do logarithms.
 """
 
@@ -61,10 +61,10 @@ class Terms:
 
 
 class _Buffers:
-    """Room for one chunk: pi~, 1 - pi~, and four to work in."""
+    """Room for one chunk: pi~, 1 - pi~, and three to work in."""
 
     def __init__(self, gate: Tensor) -> None:
-        self.memory = torch.empty((6, min(gate.numel(), CHUNK)), dtype=gate.dtype)
+        self.memory = torch.empty((5, min(gate.numel(), CHUNK)), dtype=gate.dtype)
 
     def load(self, logit: Tensor) -> tuple[Tensor, ...]:
         """p = pi~ and q = 1 - pi~, each to its own full precision, and the rest of the room."""
@@ -75,7 +75,7 @@ class _Buffers:
 
 
 def posterior_pass(
-    logit: Tensor, terms: Terms, value: bool, gradient: bool
+    logit: Tensor, terms: Terms, gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # (), (L,), like logit
     """KL sum, sums of squared scores and gradient, as `fused.posterior_pass` has them."""
     kl = torch.zeros((), dtype=torch.float64)
@@ -88,30 +88,29 @@ def posterior_pass(
     buffers = _Buffers(logit)
     for part in chunks(flat.numel()):
         x = flat[part]
-        p, q, t, s, s2, work = buffers.load(x)
-        if value:
-            kl += _negative_entropy(x, p, q, t, work)
+        p, q, t, s, s2 = buffers.load(x)
+        slope = None if flat_result is None else flat_result[part]
+        kl += _negative_entropy(x, p, q, t, s)
         torch.sub(p, q, out=t)  # tanh(logit / 2), to the last digit of pi~
         torch.mul(t, t, out=s)
         torch.mul(s, s, out=s2)
         q.mul_(p)  # from here on q is pi~ (1 - pi~) = (1 - t^2) / 4
-        if value:
-            kl += 4.0 * torch.dot(_polynomial(_VALUE[x.dtype], s, s2, work), q)
-        if flat_result is None:
+        kl += 4.0 * torch.dot(_polynomial(_VALUE[x.dtype], s, s2, t if slope is None else slope), q)
+        if slope is None:
             continue
-        slope = _polynomial(_SLOPE[x.dtype], s, s2, flat_result[part])
+        _polynomial(_SLOPE[x.dtype], s, s2, slope)
         torch.addcmul(x, t, slope, value=-1.0, out=slope)
         slope.mul_(q).mul_(terms.kl_scale)
         if likelihood is not None:
             slope.sub_(likelihood[part])
         for index, weight in enumerate(weights):
-            work.copy_(flat_masks[0][index][part])
+            score = s2.copy_(flat_masks[0][index][part])
             if terms.mirrored:
-                work.sub_(t.copy_(flat_masks[1][index][part])).mul_(_largest(p, s))
+                score.sub_(t.copy_(flat_masks[1][index][part])).mul_(_largest(p, s))
             else:
-                work.sub_(p)
-                squared[index] += torch.dot(work, work)
-            slope.add_(work, alpha=-weight)
+                score.sub_(p)
+                squared[index] += torch.dot(score, score)
+            slope.add_(score, alpha=-weight)
     kl += logit.numel() * math.log(2.0)
     return kl.to(logit.dtype), squared.to(logit.dtype), result
 
