@@ -45,7 +45,7 @@ def check(count, block, scored, gradient):
     room = torch.full((count + 2 * block,), POISON)
     posterior_kernel[(programs,)](
         logit, mask.view(torch.uint8), coefficient, kl_scale, room[block:], partial, count, programs,
-        *functional._VALUE[torch.float32], *functional._SLOPE[torch.float32],
+        *functional.VALUE_POLYNOMIAL[torch.float32], *functional.SLOPE_POLYNOMIAL[torch.float32],
         SCALE_IS_POINTER=True, SCORED=scored, GRADIENT=gradient, BLOCK=block,
     )
     kl, slope = functional.collapsed_kl(logit.double(), 1.0, 1.0)

@@ -35,7 +35,7 @@ def posterior_kernel(  # type: ignore[no-untyped-def]
 ):
     """One block of synapses: partial sums of KL and squared score, and the logits' gradient.
 
-    v and s are the polynomials of `functional._VALUE` and `functional._SLOPE`, highest power first.
+    v and s are the polynomials of `functional.VALUE_POLYNOMIAL` and `functional.SLOPE_POLYNOMIAL`, highest power first.
     """
     program = tl.program_id(0)
     offsets = program * BLOCK + tl.arange(0, BLOCK)

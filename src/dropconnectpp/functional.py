@@ -197,7 +197,7 @@ def _lambda_sums(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     return sums
 
 
-def _economise(series: np.ndarray[Any, np.dtype[np.float64]], degree: int) -> tuple[float, ...]:
+def economise(series: np.ndarray[Any, np.dtype[np.float64]], degree: int) -> tuple[float, ...]:
     """Shorten a power series on [0, 1] by Chebyshev interpolation; highest power first."""
     nodes = np.polynomial.Chebyshev.interpolate(
         lambda s: np.polynomial.polynomial.polyval(s, series), degree, domain=[0.0, 1.0]
@@ -207,12 +207,12 @@ def _economise(series: np.ndarray[Any, np.dtype[np.float64]], degree: int) -> tu
 
 
 _LAMBDA = _lambda_sums(26)
-_SLOPE_SERIES = 4.0 * _LAMBDA
+SLOPE_SERIES = 4.0 * _LAMBDA
 # h = (1 - t^2) sum_j t^2j (tail sum of lambda_k / (k + 1) from k = j): exact zero at t = 1.
-_VALUE_SERIES = np.cumsum((_LAMBDA / np.arange(1, 27))[::-1])[::-1].copy()
+VALUE_SERIES = np.cumsum((_LAMBDA / np.arange(1, 27))[::-1])[::-1].copy()
 # Largest error over [0, 1]: 6.5e-10 for degree 5, below 1e-15 for degree 13.
-_SLOPE = {torch.float32: _economise(_SLOPE_SERIES, 5), torch.float64: _economise(_SLOPE_SERIES, 13)}
-_VALUE = {torch.float32: _economise(_VALUE_SERIES, 4), torch.float64: _economise(_VALUE_SERIES, 13)}
+SLOPE_POLYNOMIAL = {torch.float32: economise(SLOPE_SERIES, 5), torch.float64: economise(SLOPE_SERIES, 13)}
+VALUE_POLYNOMIAL = {torch.float32: economise(VALUE_SERIES, 4), torch.float64: economise(VALUE_SERIES, 13)}
 
 
 def _horner(coefficients: tuple[float, ...], s: Tensor) -> Tensor:
@@ -222,9 +222,9 @@ def _horner(coefficients: tuple[float, ...], s: Tensor) -> Tensor:
     return total.add_(coefficients[-1])
 
 
-def _wide(logit: Tensor) -> Tensor:
+def widen(logit: Tensor) -> Tensor:
     """Half precisions are widened to float32: a KL summed over millions of synapses needs it."""
-    return logit if logit.dtype in _SLOPE else logit.float()
+    return logit if logit.dtype in SLOPE_POLYNOMIAL else logit.float()
 
 
 def _uniform_prior_kl(logit: Tensor, value: bool, slope: bool) -> tuple[Tensor | None, Tensor | None]:
@@ -236,10 +236,10 @@ def _uniform_prior_kl(logit: Tensor, value: bool, slope: bool) -> tuple[Tensor |
     s = t.square()
     kl = gradient = None
     if value:
-        kl = _horner(_VALUE[logit.dtype], s).mul_(1.0 - s)
+        kl = _horner(VALUE_POLYNOMIAL[logit.dtype], s).mul_(1.0 - s)
         kl.add_(math.log(2.0)).add_(torch.log1p(-small)).sub_(size * small)  # addcmul_ has no batching rule
     if slope:
-        gradient = _horner(_SLOPE[logit.dtype], s).mul_(t).neg_().add_(size)
+        gradient = _horner(SLOPE_POLYNOMIAL[logit.dtype], s).mul_(t).neg_().add_(size)
         gradient.mul_(small).mul_(large).mul_(torch.sign(logit))
     return kl, gradient
 
@@ -271,7 +271,7 @@ def collapsed_kl(
 
     The elementary form is used for alpha = beta = 1. Half precisions come back as float32.
     """
-    logit = _wide(logit)
+    logit = widen(logit)
     if alpha == 1.0 and beta == 1.0:
         return _uniform_prior_kl(logit, value, slope)
     return _general_prior_kl(logit, alpha, beta, value, slope)

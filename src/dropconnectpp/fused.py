@@ -63,7 +63,7 @@ def posterior_pass(
         return Pass(kl, squared, {} if gradient is None else {wanted[0]: gradient})
     outputs = {key: torch.empty_like(gate, memory_format=torch.contiguous_format) for key in wanted}
     flat_outputs = {key: value.view(-1) for key, value in outputs.items()}
-    kl = torch.zeros((), device=gate.device, dtype=functional._wide(gate[..., :0]).dtype)
+    kl = torch.zeros((), device=gate.device, dtype=functional.widen(gate[..., :0]).dtype)
     squared = torch.zeros(max(len(masks), 1), device=gate.device, dtype=kl.dtype)
     chunk = CPU_CHUNK if gate.device.type == "cpu" else GPU_CHUNK
     sources = [gate, kept, likelihood, *masks, *mirrored]
@@ -109,7 +109,7 @@ def _chunk(
     assert gate is not None
     masks = [m for m in rest[:num_masks] if m is not None]
     mirrored = [m for m in rest[num_masks : num_masks + num_mirrored] if m is not None]
-    gate = functional._wide(gate)
+    gate = functional.widen(gate)
     direct = layer.parameterisation == "probability"
     logit = functional.probability_to_logit(gate) if direct else gate
     beta_slopes: dict[str, Tensor] = {}
@@ -170,7 +170,7 @@ def _learned_chunk(
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Eq. (20), (21) with free alpha~, beta~, and for `eq16` the score of a draw of pi, Eq. (16)."""
-    raw_alpha, raw_beta = (functional._wide(t) for t in raw if t is not None)
+    raw_alpha, raw_beta = (functional.widen(t) for t in raw if t is not None)
     alpha, beta = functional.positive(raw_alpha), functional.positive(raw_beta)
     kl, slope, slope_alpha, slope_beta = functional.learned_kl(logit, alpha, beta, layer.alpha, layer.beta)
     slope_alpha, slope_beta = slope_alpha * kl_scale, slope_beta * kl_scale

@@ -137,7 +137,7 @@ class _Work:
                 name,
                 masks=[getattr(sample[0], name) for sample in self.gates],
                 mirrored=[getattr(sample[1], name) for sample in self.gates] if self._mirrored() else [],
-                coefficients=coefficients.to(functional._wide(self.layer.weight[..., :0]).dtype),
+                coefficients=coefficients.to(functional.widen(self.layer.weight[..., :0]).dtype),
             )
             kl.append(part)
             squared = score if squared is None else squared + score

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 # As in `functional`, but in float32 no longer than its rounding asks for: errors of 4e-8 (value), 2e-8 (slope).
 _VALUE = {
-    torch.float32: functional._economise(functional._VALUE_SERIES, 3),
-    torch.float64: functional._VALUE[torch.float64],
+    torch.float32: functional.economise(functional.VALUE_SERIES, 3),
+    torch.float64: functional.VALUE_POLYNOMIAL[torch.float64],
 }
 _SLOPE = {
-    torch.float32: functional._economise(functional._SLOPE_SERIES, 4),
-    torch.float64: functional._SLOPE[torch.float64],
+    torch.float32: functional.economise(functional.SLOPE_SERIES, 4),
+    torch.float64: functional.SLOPE_POLYNOMIAL[torch.float64],
 }
 
 _FACTORS = 64
@@ -39,7 +39,7 @@ def covers(layer: DropConnectPPLayer, gate: Tensor, kept: Tensor | None) -> bool
     """Whether this pass is the common case: nothing pruned, pi~ behind its logit, the uniform prior."""
     return (
         gate.device.type == "cpu"
-        and gate.dtype in functional._SLOPE
+        and gate.dtype in functional.SLOPE_POLYNOMIAL
         and gate.is_contiguous()
         and kept is None
         and layer.hyper == "optimal"
