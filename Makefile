@@ -46,6 +46,7 @@ docs: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/gradient_quality.py
 	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/python benchmarks/digits_pruning.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .coverage build dist
