@@ -106,7 +106,7 @@ class BBVI(Estimator):
     ``baseline``: "running" is varpi of Eq. (10) from earlier minibatches, one number per layer or,
     with ``per_synapse``, one per synapse (two more tensors of the weight's size); "mean-network" is
     the reward of Eq. (19) on the same minibatch, per example where masks are (one more forward
-    pass, about a tenth of the variance); "leave-one-out" is the other samples' mean and needs
+    pass; takes out the minibatch's part of the reward's variance); "leave-one-out" is the other samples' mean and needs
     num_samples >= 2.
     """
 
