@@ -1,25 +1,32 @@
-"""DropConnect++ for any PyTorch model: a network that learns which of its connections to keep."""
+"""DropConnect++ for any PyTorch model: a network that learns which of its connections to keep.
 
-from dropconnectpp import estimators, functional
-from dropconnectpp.conversion import convert, plain_state_dict, to_dense
-from dropconnectpp.draws import forced_masks, sampling
-from dropconnectpp.elbo import ELBO, ELBOTerms, kl_divergence, named_kl, parameter_groups
-from dropconnectpp.errors import DropConnectError
-from dropconnectpp.export import load, save, to_onnx
-from dropconnectpp.layers import (
-    DropConnectConv1d,
-    DropConnectConv2d,
-    DropConnectConv3d,
-    DropConnectLinear,
-    DropConnectPPConv1d,
-    DropConnectPPConv2d,
-    DropConnectPPConv3d,
-    DropConnectPPLinear,
-)
-from dropconnectpp.likelihoods import bernoulli, categorical, gaussian
-from dropconnectpp.posterior import Posterior, posterior
-from dropconnectpp.prediction import Prediction, predict
-from dropconnectpp.pruning import prune
+Names are imported when they are first used, so that what needs no torch (reports, data sets) starts at once.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dropconnectpp import estimators, functional
+    from dropconnectpp.conversion import convert, plain_state_dict, to_dense
+    from dropconnectpp.draws import forced_masks, sampling
+    from dropconnectpp.elbo import ELBO, ELBOTerms, kl_divergence, named_kl, parameter_groups
+    from dropconnectpp.errors import DropConnectError
+    from dropconnectpp.export import load, save, to_onnx
+    from dropconnectpp.layers import (
+        DropConnectConv1d,
+        DropConnectConv2d,
+        DropConnectConv3d,
+        DropConnectLinear,
+        DropConnectPPConv1d,
+        DropConnectPPConv2d,
+        DropConnectPPConv3d,
+        DropConnectPPLinear,
+    )
+    from dropconnectpp.likelihoods import bernoulli, categorical, gaussian
+    from dropconnectpp.prediction import Prediction, predict
+    from dropconnectpp.pruning import prune
+    from dropconnectpp.read_out import Posterior, posterior
 
 __all__ = [
     "ELBO",
@@ -55,3 +62,33 @@ __all__ = [
     "to_dense",
     "to_onnx",
 ]
+
+_MODULES = {
+    "conversion": ("convert", "plain_state_dict", "to_dense"),
+    "draws": ("forced_masks", "sampling"),
+    "elbo": ("ELBO", "ELBOTerms", "kl_divergence", "named_kl", "parameter_groups"),
+    "errors": ("DropConnectError",),
+    "estimators": (),
+    "export": ("load", "save", "to_onnx"),
+    "functional": (),
+    "layers": tuple(name for name in __all__ if name.endswith(("Linear", "1d", "2d", "3d"))),
+    "likelihoods": ("bernoulli", "categorical", "gaussian"),
+    "prediction": ("Prediction", "predict"),
+    "pruning": ("prune",),
+    "read_out": ("Posterior", "posterior"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
