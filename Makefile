@@ -47,6 +47,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/gradient_quality.py
 	$(BIN)/python benchmarks/training_step.py
 	$(BIN)/python benchmarks/digits_pruning.py
+	$(BIN)/python benchmarks/data_preparation.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .coverage build dist

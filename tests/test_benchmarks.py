@@ -115,3 +115,9 @@ def test_help_explains_the_numbers(script: str) -> None:
     assert found.returncode == 0
     for word in ("--device", "--out", "minibatch"):
         assert word in found.stdout
+
+
+def test_data_preparation(tmp_path: Path) -> None:
+    found = tables("data_preparation.py", tmp_path, "--pictures", "60", "--repeats", "1")
+    works = [row["work"] for row in found["60 pictures"]]
+    assert works == ["unpack", "checksum", "prepare", "open", "open and read", "verify"]

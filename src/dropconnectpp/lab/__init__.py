@@ -1,0 +1,1 @@
+"""The laboratory: the paper's experiments, and anybody's own. The library never imports it."""

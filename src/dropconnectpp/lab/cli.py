@@ -1,0 +1,42 @@
+"""`dcpp`, the laboratory's command."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run `dcpp`; an error of ours is one clear line and exit code 1, not a traceback."""
+    try:
+        import typer
+        from rich.console import Console
+    except ImportError as error:
+        print(f"dcpp needs {error.name}. Install it with: pip install 'dropconnectpp[lab]'", file=sys.stderr)
+        raise SystemExit(1) from None
+    from dropconnectpp.errors import DropConnectError
+    from dropconnectpp.lab import data_commands
+
+    app = typer.Typer(
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        help="DropConnect++: the paper's experiments, and your own.",
+    )
+    app.callback()(_root)
+    app.add_typer(data_commands.app, name="data")
+    try:
+        app()
+    except DropConnectError as error:
+        Console(stderr=True).print(f"[bold red]Error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _root() -> None:
+    """Keep sub-commands named even while there is one only."""
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,105 @@
+"""What a data set is here: two splits of uint8 pictures with labels, and where they came from.
+
+Shapes: N pictures, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dropconnectpp.errors import DropConnectError
+
+
+class DataError(DropConnectError, ValueError):
+    """A data file is missing, damaged, dangerous or not what it should be; the message names it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One half of a data set."""
+
+    images: NDArray[np.uint8]  # (N, C, H, W)
+    labels: NDArray[np.int64]  # (N,)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a data set's files came from, and whether they are the official ones."""
+
+    source: str
+    verified: bool
+    """Every file has the official checksum. Tables made with data that has not say so."""
+    files: dict[str, str] = field(default_factory=dict)
+    """md5 sums of the files that were read, by name."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the cache's description."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set, ready to use; the arrays are memory-mapped and read-only where they come from the cache."""
+
+    name: str
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+    licence: str
+    citation: str
+    provenance: Provenance
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one picture."""
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+    def describe(self) -> str:
+        """A few lines a person reads."""
+        counts = f"{len(self.train):,} training and {len(self.test):,} test pictures"
+        verified = "official checksums" if self.provenance.verified else "UNVERIFIED: not the official checksums"
+        return "\n".join(
+            [
+                f"{self.name}: {counts}, {'x'.join(map(str, self.shape))}, {len(self.classes)} classes",
+                f"  source    {self.provenance.source} ({verified})",
+                f"  licence   {self.licence}",
+                f"  citation  {self.citation}",
+            ]
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """What a reader gives: both splits and the names of the classes."""
+
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+
+
+def check_arrays(arrays: Arrays, source: object) -> Arrays:
+    """Return the arrays if images and labels belong together, else raise `DataError`."""
+    for name, split in (("training", arrays.train), ("test", arrays.test)):
+        images, labels = split.images, split.labels
+        if images.ndim != 4 or images.dtype != np.uint8 or labels.shape != images.shape[:1]:
+            raise DataError(
+                f"{source}: the {name} split has {len(labels)} labels for pictures of shape {images.shape} and type "
+                f"{images.dtype}; expected one label for each uint8 picture (C, H, W)."
+            )
+        if len(labels) == 0:
+            raise DataError(f"{source}: the {name} split is empty. Get the files again.")
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= len(arrays.classes):
+            raise DataError(
+                f"{source}: the {name} labels run from {low} to {high}, expected 0 to {len(arrays.classes) - 1}. "
+                "The file is damaged or of another data set; get it again."
+            )
+    return arrays

@@ -1,0 +1,113 @@
+"""Downloads that resume: what has arrived stays in a `.part` file until the whole file is there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dropconnectpp.lab.data.dataset import DataError
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is being done, how much of it is done and, where known, how much there is."""
+
+STEP = 2**16
+SIZE_LIMIT = 2_000_000_000
+ATTEMPTS = 4
+PAUSE_S = 0.5
+TIMEOUT_S = 30.0
+
+
+def silent(what: str, done: int, total: int | None) -> None:
+    """No progress display."""
+
+
+def download(url: str, folder: Path, name: str, checksum: str | None, progress: Progress = silent) -> Path:
+    """Get one file into ``folder`` with its checksum (`md5:…`, `sha256:…` or None) checked by pooch."""
+    try:
+        import pooch
+    except ImportError as error:
+        raise DataError("Downloading needs pooch. Install it with: pip install 'dropconnectpp[lab]'") from error
+    pooch.get_logger().setLevel("ERROR")
+    folder.mkdir(parents=True, exist_ok=True)
+    resume = ResumingDownload(folder / f"{name}.part", name, progress)
+    try:
+        return Path(pooch.retrieve(url, known_hash=checksum, fname=name, path=folder, downloader=resume))
+    except DataError:
+        raise
+    except ValueError as error:  # pooch's way to say that the checksum is wrong
+        raise DataError(
+            f"{url}: what arrived does not have the official checksum {checksum}, and was thrown away. Try again; if "
+            "it stays so, give the files with --from PATH."
+        ) from error
+
+
+class ResumingDownload:
+    """A downloader for pooch that goes on where an interrupted one stopped."""
+
+    def __init__(self, part: Path, name: str, progress: Progress) -> None:
+        self.part, self.name, self.progress = part, name, progress
+        self.validator = part.with_suffix(".validator")  # the ETag, so that two versions are never mixed
+
+    def __call__(self, url: str, output_file: str, pooch: object, check_only: bool = False) -> None:
+        """Download ``url`` to ``output_file``, as pooch asks a downloader to."""
+        import requests
+
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._once(url)
+                break
+            except requests.HTTPError as error:
+                raise DataError(f"{url}: the server answered {error}. {_OTHER_WAYS}") from error
+            except (requests.RequestException, OSError) as error:
+                if isinstance(error, OSError) and not isinstance(error, requests.RequestException):
+                    raise DataError(
+                        f"{self.part}: cannot be written ({error}). Free some space and try again."
+                    ) from error
+                if attempt == ATTEMPTS:
+                    raise DataError(
+                        f"{url}: the connection failed {ATTEMPTS} times, at last with: {error}. What arrived is kept; "
+                        f"the same command goes on from there. {_OTHER_WAYS}"
+                    ) from error
+                time.sleep(PAUSE_S * 2**attempt)
+        os.replace(self.part, output_file)
+        self.validator.unlink(missing_ok=True)
+
+    def _once(self, url: str) -> None:
+        import requests
+
+        have = self.part.stat().st_size if self.part.exists() else 0
+        headers = {"Accept-Encoding": "identity"}  # else a .gz file might be unpacked on the way
+        if have and self.validator.exists():
+            headers |= {"Range": f"bytes={have}-", "If-Range": self.validator.read_text()}
+        with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
+            response.raise_for_status()
+            resumed = response.status_code == 206 and _starts_at(response, have)
+            have = have if resumed else 0
+            length = response.headers.get("Content-Length", "")
+            total = have + int(length) if length.isdigit() else None
+            if (total or 0) > SIZE_LIMIT:
+                raise DataError(f"{url}: promises {total:,} bytes, more than any data set here has.")
+            if not resumed:
+                self.part.unlink(missing_ok=True)
+                self.validator.unlink(missing_ok=True)
+                if etag := response.headers.get("ETag", ""):
+                    self.validator.write_text(etag)
+            response.raw.enforce_content_length = False  # else the last piece before a break would be lost
+            with self.part.open("ab") as file:
+                for piece in response.iter_content(STEP):
+                    have += file.write(piece)
+                    if have > SIZE_LIMIT:
+                        raise DataError(f"{url}: sends more than {SIZE_LIMIT:,} bytes; stopped.")
+                    self.progress(self.name, have, total)
+        if total is not None and have < total:
+            raise requests.ConnectionError(f"{have:,} of {total:,} bytes arrived")
+
+
+_OTHER_WAYS = "Files you already have can be given with --from PATH."
+
+
+def _starts_at(response: Any, offset: int) -> bool:
+    return str(response.headers.get("Content-Range", "")).startswith(f"bytes {offset}-")
