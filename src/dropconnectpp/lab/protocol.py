@@ -248,7 +248,8 @@ class Protocol:
     normalisation: Normalisation = field(default_factory=Normalisation)
     root_seed: int = 0
     precision: Literal["mixed", "float32", "float64"] = "mixed"
-    """"mixed": bf16 convolutions with float32 weights and gradients where the device has tensor cores."""
+    """"mixed": bf16 convolutions with float32 weights and gradients where the device has tensor cores; there
+    "float32" means TF32 products."""
 
     def __post_init__(self) -> None:
         _check_fields(self)

@@ -66,7 +66,8 @@ def standardise(
     if statistics is None:
         raise DataError("scope 'data-set' needs statistics: pass channel_statistics of the training pictures.")
     mean, deviation = (
-        torch.tensor(numbers, dtype=dtype, device=images.device)[:, None, None]
+        # Not torch.tensor: a copy from the host could not be part of a CUDA graph.
+        torch.stack([torch.full((1, 1), n, dtype=dtype, device=images.device) for n in numbers])
         for numbers in (statistics.mean, statistics.standard_deviation)
     )
     return (values - mean) / torch.where(deviation > 0, deviation, 1.0)

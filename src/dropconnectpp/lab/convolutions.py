@@ -1,0 +1,151 @@
+"""Convolutions of a stack of replicas: one call for all of them on a GPU, one after the other on a CPU.
+
+Shapes: R replicas, B batch, C maps in, O maps out, H W sides, K filter side. On a GPU a stack of maps is held
+as (B, H, W, R, C) in memory, which is a grouped convolution's channels-last (B, R*C, H, W).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, max_pool2d, pad
+
+from dropconnectpp.lab.protocol import Architecture
+
+FEW_MAPS = 4
+"""Up to so many maps in, pictures' channels, a convolution is one product over windows."""
+
+
+def features(images: Tensor, parameters: dict[str, Tensor], architecture: Architecture) -> Tensor:  # (R, B, I)
+    """What the convolutional layers make of the pictures (R, B, C, H, W), flattened for the dense layer.
+
+    On a CPU a replica's numbers do not depend on how many there are: each has its own calls.
+    """
+    if images.device.type == "cpu":
+        replicas = [
+            _one_replica(picture, {k: v[r] for k, v in parameters.items() if k.startswith("conv")}, architecture)
+            for r, picture in enumerate(images)
+        ]
+        return torch.stack(replicas)
+    return grouped_features(images, parameters, architecture)
+
+
+def _one_replica(x: Tensor, parameters: dict[str, Tensor], architecture: Architecture) -> Tensor:
+    x = x.contiguous(memory_format=torch.channels_last)
+    for layer, pooled in enumerate(architecture.pooled):
+        weight, bias = parameters[f"conv{layer}.weight"], parameters[f"conv{layer}.bias"]
+        x = conv2d(x, weight, bias, padding=architecture.padding)
+        x = _pool(x, architecture) if pooled else x
+        x = torch.relu(x)  # after the pool, where it is the same and there is less of it
+    return x.flatten(1)
+
+
+def grouped_features(images: Tensor, parameters: dict[str, Tensor], architecture: Architecture) -> Tensor:
+    """`features` with one call a layer for the whole stack."""
+    replicas = len(images)
+    x = images.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+    for layer, pooled in enumerate(architecture.pooled):
+        weight, bias = parameters[f"conv{layer}.weight"], parameters[f"conv{layer}.bias"]
+        x = grouped_convolution(x, weight, bias, architecture.padding)
+        x = _pool(x, architecture) if pooled else x
+        x = torch.relu(x)
+    flat: Tensor = x.unflatten(1, (replicas, -1)).transpose(0, 1).flatten(2)
+    return flat
+
+
+def _pool(x: Tensor, architecture: Architecture) -> Tensor:
+    return max_pool2d(x, architecture.pool_size, architecture.pool_stride, ceil_mode=architecture.ceil_mode)
+
+
+def grouped_convolution(x: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
+    """Each replica's maps with its own filters: x (B, R*C, H, W), weight (R, O, C, K, K), bias (R, O)."""
+    if x.dtype != torch.bfloat16:
+        return conv2d(x, weight.flatten(0, 1), bias.flatten(), padding=padding, groups=len(weight))
+    # Not by requires_grad alone: in evaluation no layer needs gradients, and the windows of many maps fill the memory.
+    first = weight.shape[2] <= FEW_MAPS and not x.requires_grad
+    kind = _FirstConvolution if first else _MixedConvolution
+    output: Tensor = kind.apply(x, weight, bias, padding)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _MixedConvolution(torch.autograd.Function):
+    """bf16 products, float32 sums: weights and their gradients stay float32.
+
+    torch's own bf16 convolution rounds the weights' gradient to bf16. Here bf16 values meet in a
+    product whose result is float32, so nothing is rounded after the sum.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
+        low = weight.to(torch.bfloat16).flatten(0, 1).contiguous(memory_format=torch.channels_last)
+        ctx.save_for_backward(x, low)
+        ctx.padding, ctx.shape = padding, weight.shape
+        return conv2d(x, low, bias.flatten().to(torch.bfloat16), padding=padding, groups=len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+        x, low = ctx.saved_tensors
+        replicas, outputs, inputs, side, _ = ctx.shape
+        wanted = [ctx.needs_input_grad[0], False, False]
+        by_input = torch.ops.aten.convolution_backward(
+            gradient, x, low, None, [1, 1], [ctx.padding] * 2, [1, 1], False, [0, 0], replicas, wanted
+        )[0]
+        by_weight = _weight_gradient(_windows(x, replicas, side, ctx.padding), gradient, replicas)
+        by_weight = by_weight.view(replicas, outputs, side, side, inputs).permute(0, 1, 4, 2, 3)
+        return by_input, by_weight, _bias_gradient(gradient, replicas), None
+
+
+class _FirstConvolution(torch.autograd.Function):
+    """The same for the first layer, as one product over windows: they are few, the backward pass needs them
+    again, and cuDNN's grouped convolution of three maps is five times as slow."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
+        replicas, outputs, inputs, side, _ = weight.shape
+        batch, _, height, width = x.shape
+        extra = -inputs % 4  # four bf16 values are copied as one 8-byte word
+        if extra:
+            x = pad(x.unflatten(1, (replicas, inputs)), [0, 0, 0, 0, 0, extra]).flatten(1, 2)
+            x = x.contiguous(memory_format=torch.channels_last)
+        windows = _windows(x, replicas, side, padding)  # (R, B*H*W, K*K*C)
+        filters = pad(weight, [0, 0, 0, 0, 0, extra]).permute(0, 3, 4, 2, 1).flatten(1, 3).to(torch.bfloat16)
+        rows, columns = height + 2 * padding - side + 1, width + 2 * padding - side + 1
+        stacked = torch.empty((batch * rows * columns, replicas, outputs), dtype=x.dtype, device=x.device)
+        torch.bmm(windows, filters, out=stacked.transpose(0, 1))
+        stacked += bias.to(x.dtype)
+        ctx.save_for_backward(windows)
+        ctx.shape = weight.shape
+        return stacked.view(batch, rows, columns, replicas * outputs).permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor, None]:
+        (windows,) = ctx.saved_tensors
+        replicas, outputs, inputs, side, _ = ctx.shape
+        by_weight = _weight_gradient(windows, gradient, replicas).view(replicas, outputs, side, side, -1)
+        return None, by_weight[..., :inputs].permute(0, 1, 4, 2, 3), _bias_gradient(gradient, replicas), None
+
+
+def _windows(x: Tensor, replicas: int, side: int, padding: int) -> Tensor:
+    """Every window of every map, (R, B*H*W, K*K*C), in one copy of 8-byte words."""
+    batch, channels, height, width = x.shape
+    padded = pad(x.permute(0, 2, 3, 1), [0, 0, padding, padding, padding, padding]).contiguous()
+    words = padded.view(batch, height + 2 * padding, width + 2 * padding, replicas, channels // replicas)
+    if words.shape[-1] % 4 == 0:
+        words = words.view(torch.int64)
+    windows = words.unfold(1, side, 1).unfold(2, side, 1)  # (B, H, W, R, C, K, K), no copy yet
+    copied = windows.permute(3, 0, 1, 2, 5, 6, 4).contiguous()
+    return copied.view(x.dtype).flatten(4).flatten(1, 3)
+
+
+def _weight_gradient(windows: Tensor, gradient: Tensor, replicas: int) -> Tensor:
+    """(R, O, K*K*C) in float32: the sum over examples and places."""
+    left = gradient.permute(0, 2, 3, 1).flatten(0, 2).unflatten(1, (replicas, -1)).permute(1, 2, 0)  # (R, O, B*H*W)
+    if windows.device.type == "cpu":
+        return torch.bmm(left.float(), windows.float())
+    return torch.bmm(left, windows, out_dtype=torch.float32)
+
+
+def _bias_gradient(gradient: Tensor, replicas: int) -> Tensor:
+    return gradient.sum(dim=(0, 2, 3), dtype=torch.float32).view(replicas, -1)

@@ -1,0 +1,650 @@
+"""Stacks of replicas: each trains as it would alone and as an ordinary module does, and resumes bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dropconnectpp as dcpp
+from dropconnectpp.lab import data, device, training
+from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
+from dropconnectpp.lab.data.normalisation import channel_statistics
+from dropconnectpp.lab.network import start
+from dropconnectpp.lab.protocol import Architecture, Method, Normalisation, Protocol, ProtocolError, Training
+from dropconnectpp.lab.streams import Stream
+from dropconnectpp.lab.training import EAGER_STEPS, Stack, Unit
+
+CPU = torch.device("cpu")
+TINY = Architecture(maps=(2, 3), pooled=(True, False), filter_size=3, padding=1, hidden=4)
+METHODS = {
+    "none": Method(kind="none"),
+    "dropout": Method(kind="dropout", rate=0.4),
+    "dropconnect": Method(kind="dropconnect", rate=0.3),
+    "bbvi": Method(logit_step=30.0),
+    "straight-through": Method(estimator="straight-through", hyper="optimal", logit_step=10.0, kl_weight=2.0),
+}
+ESTIMATORS = {
+    "mean-network": Method(baseline="mean-network", parameterisation="probability"),
+    "leave-one-out": Method(baseline="leave-one-out", num_samples=2, hyper="optimal"),
+    "eq16": Method(estimator="eq16"),
+    "local": Method(estimator="local"),
+    "concrete": Method(estimator="concrete", num_samples=2),
+    "disarm": Method(estimator="disarm", parameterisation="probability", logit_step=20.0),
+}
+each_method = pytest.mark.parametrize("name", METHODS)
+gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none"),
+]
+
+
+def tiny(train: int = 40, test: int = 23, channels: int = 2, side: int = 8, classes: int = 3, seed: int = 0) -> Dataset:
+    """Random pictures whose class shows in their brightness."""
+    random = np.random.default_rng(seed)
+
+    def split(count: int) -> Split:
+        labels = np.arange(count) % classes
+        images = random.integers(0, 150, (count, channels, side, side))
+        images[:, 0, : side // 2] += (labels * 100 // classes)[:, None, None]
+        return Split(images.astype(np.uint8), labels.astype(np.int64))
+
+    names = tuple(map(str, range(classes)))
+    return Dataset(f"tiny{seed}", split(train), split(test), names, "", "", Provenance("random", True))
+
+
+def settings(method: Method = METHODS["none"], **training: Any) -> Protocol:
+    chosen = {"step_size": 0.05, "batch_size": 4, **training}
+    return Protocol(
+        data="tiny", method=method, architecture=TINY, training=Training(**chosen), precision="float64", root_seed=5
+    )
+
+
+def stack_of(*units: Unit, dataset: Dataset | None = None, **options: Any) -> Stack:
+    return Stack(units, dataset or tiny(), CPU, **options)
+
+
+def trained(units: Sequence[Unit], epochs: int = 2, dataset: Dataset | None = None) -> Stack:
+    stack = stack_of(*units, dataset=dataset)
+    for _ in range(epochs):
+        stack.train_epoch()
+    return stack
+
+
+def tensors_of(stack: Stack, row: int) -> dict[str, Tensor]:
+    """Everything trained of one replica, by names that do not depend on its neighbours."""
+    found = {name: value[row].detach() for name, value in stack.parameters.items()}
+    segment = next(s for s in stack.segments if s.rows.start <= row < s.rows.stop)
+    for name, value in segment.regulariser.parameters.items():
+        found[f"dense.{name}"] = value[row - segment.rows.start].detach()
+    if segment.regulariser.moments is not None:
+        found["moments"] = segment.regulariser.moments[:, row - segment.rows.start]
+    return found
+
+
+def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            found[name].cpu(), value.cpu(), rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+# ------------------------------------------------------------------------- replicas do not know each other
+
+MIXED = [
+    Unit(settings(METHODS["none"]), 0),
+    Unit(settings(METHODS["none"], step_size=0.01), 1),
+    Unit(settings(METHODS["dropout"]), 2),
+    Unit(settings(Method(kind="dropout", rate=0.2)), 3),
+    Unit(settings(METHODS["dropconnect"]), 4),
+    Unit(settings(Method(kind="dropconnect", rate=0.6), step_size=0.02), 5),
+    Unit(settings(METHODS["bbvi"]), 6),
+    Unit(settings(METHODS["bbvi"], step_size=0.005), 17),
+    *(Unit(settings(method), 20 + number) for number, method in enumerate(ESTIMATORS.values())),
+    Unit(settings(METHODS["straight-through"]), 8),
+]
+
+
+class Recorder:
+    """Every mask that is drawn, by purpose, replica, step and sample."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.masks: dict[tuple[str, int, int, int], Tensor] = {}
+        drawing = Stream.bernoulli
+
+        def bernoulli(stream: Stream, keep: Tensor, replicas: Tensor, step: Any, draw: Any = 0) -> Tensor:
+            masks = drawing(stream, keep, replicas, step, draw)
+            for replica, mask in zip(replicas.tolist(), masks, strict=True):
+                self.masks[stream.purpose, replica, int(step), int(draw)] = mask
+            return masks
+
+        monkeypatch.setattr(Stream, "bernoulli", bernoulli)
+
+    def of(self, replica: int) -> dict[Any, Tensor]:
+        return {key: mask for key, mask in self.masks.items() if key[1] == replica}
+
+
+def test_a_replica_among_many_equals_the_replica_alone(monkeypatch):
+    recorder = Recorder(monkeypatch)
+    together = trained(MIXED)
+    among = dict(recorder.masks)
+    for row, unit in enumerate(MIXED):
+        recorder.masks.clear()
+        alone = trained([unit])
+        assert torch.equal(together.order[row], alone.order[0])
+        assert_equal({key: among[key] for key in recorder.of(unit.replica)}, recorder.of(unit.replica))
+        if unit.protocol.method in (METHODS["bbvi"], METHODS["dropconnect"]):
+            assert len(recorder.of(unit.replica)) == 2 * 20, "a mask of weights and of biases for each of 20 steps"
+        assert_close(tensors_of(together, row), tensors_of(alone, 0), 1e-11)
+
+
+def test_the_loss_of_a_replica_does_not_depend_on_its_neighbours():
+    together = stack_of(*MIXED)
+    losses = together.train_epoch()
+    for row in (0, 3, 5, 7):
+        torch.testing.assert_close(stack_of(MIXED[row]).train_epoch()[0], losses[row], rtol=1e-12, atol=0)
+
+
+def test_a_replica_that_diverges_does_not_disturb_its_neighbours():
+    def around(step_size: float) -> Stack:
+        units = [
+            Unit(replace(unit.protocol, training=replace(unit.protocol.training, step_size=step_size)), unit.replica)
+            if row in (3, 6)
+            else unit
+            for row, unit in enumerate(MIXED)
+        ]
+        return trained(units)
+
+    calm, wild = around(0.05), around(1e200)
+    for row in range(len(MIXED)):
+        if row in (3, 6):
+            assert not wild.parameters["dense.weight"][row].isfinite().all()
+        else:
+            assert_equal(tensors_of(wild, row), tensors_of(calm, row))
+
+
+def test_methods_share_start_and_order_so_that_they_pair():
+    names = list(METHODS)
+    units = [Unit(settings(METHODS[name], step_size=0.01 * (n + 1)), 3) for n, name in enumerate(names)]
+    stack = stack_of(*units, Unit(settings(METHODS["none"]), 4))
+    for value in stack.parameters.values():
+        assert (value[:5] == value[:1]).all()
+        assert not value.any() or (value[5] != value[0]).any(), "another replica starts elsewhere"
+    stack.train_epoch()
+    assert (stack.order[:5] == stack.order[:1]).all()
+    assert (stack.order[5] != stack.order[0]).any()
+    first = stack.order[0].clone()
+    stack.train_epoch()
+    assert (stack.order[0] != first).any(), "each epoch has its own order"
+
+
+def test_the_start_is_glorots_with_zero_biases():
+    stack = Stack([Unit(settings(), r) for r in range(40)], tiny(), CPU)
+    for name, value in start(stack.shape, 5, stack.replicas, torch.float64).items():
+        assert torch.equal(value, stack.parameters[name])
+        if name.endswith("bias"):
+            assert not value.any()
+            continue
+        out, into, *field = value.shape[1:]
+        limit = (6 / ((out + into) * int(np.prod(field)))) ** 0.5
+        assert limit * 0.98 < value.abs().max() <= limit
+        count = value.numel()
+        assert abs(value.mean()) < 5 * limit / (3 * count) ** 0.5
+        assert abs(value.square().mean() - limit**2 / 3) < 5 * limit**2 * (4 / 45 / count) ** 0.5
+
+
+# ------------------------------------------------------------------------------ against an ordinary module
+
+
+class Reference(nn.Module):
+    """The same network as anybody would write it, for one replica."""
+
+    def __init__(self, dense: nn.Module, dataset: Dataset) -> None:
+        super().__init__()
+        self.conv0 = nn.Conv2d(dataset.shape[0], 2, 3, padding=1)
+        self.conv1 = nn.Conv2d(2, 3, 3, padding=1)
+        self.dense = dense
+        self.output = nn.Linear(4, len(dataset.classes))
+        self.scale: Tensor | float = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv0(x)), 3, 2, ceil_mode=True)
+        x = F.relu(self.conv1(x)).flatten(1)
+        return self.output(F.relu(self.dense(x)) * self.scale)
+
+
+def dense_of(method: Method, inputs: int) -> nn.Module:
+    if method.kind == "dropconnect":
+        return dcpp.DropConnectLinear(inputs, 4, keep_probability=1 - method.rate)
+    if method.kind != "dropconnect++":
+        return nn.Linear(inputs, 4)
+    kept = ("hyper", "estimator", "parameterisation", "alpha", "beta", "keep_probability")
+    return dcpp.DropConnectPPLinear(inputs, 4, **{name: getattr(method, name) for name in kept})
+
+
+def batches(protocol: Protocol, dataset: Dataset, replica: int, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The pictures of each step, standardised by numpy."""
+    images = dataset.train.images.astype(np.float64)
+    images = (images - images.mean((1, 2, 3), keepdims=True)) / images.std((1, 2, 3), keepdims=True)
+    for epoch in range(epochs):
+        order = Stream(protocol.root_seed, "order").permutation(torch.tensor([replica]), epoch, len(images))[0]
+        for rows in np.split(
+            order.numpy(), range(protocol.training.batch_size, len(images), protocol.training.batch_size)
+        ):
+            yield torch.from_numpy(images[rows]), torch.from_numpy(dataset.train.labels[rows])
+
+
+def reference(protocol: Protocol, dataset: Dataset, replica: int, epochs: int = 2) -> dict[str, Tensor]:
+    """Train the ordinary module through the library's ELBO with the streams' masks forced into it."""
+    method, training = protocol.method, protocol.training
+    numbers = torch.tensor([replica])
+    shape = stack_of(Unit(protocol, replica), dataset=dataset).shape
+    model = Reference(dense_of(method, shape.dense[1]), dataset).double()
+    model.load_state_dict(
+        {name: value[0] for name, value in start(shape, protocol.root_seed, numbers, torch.float64).items()},
+        strict=method.kind != "dropconnect++",
+    )
+    if method.kind == "dropconnect++":
+        model.dense.reset_posterior()
+    elbo = dcpp.ELBO(model, dcpp.categorical, len(dataset.train), kl_weight=method.kl_weight)
+    optimizer = torch.optim.Adagrad(
+        dcpp.parameter_groups(model, training.step_size, logit_lr=training.step_size * method.logit_step),
+        eps=training.epsilon,
+    )
+    sums = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for step, (x, y) in enumerate(batches(protocol, dataset, replica, epochs)):
+        forced: Any = nullcontext()
+        if method.kind == "dropout":
+            keep = torch.full((1, len(x), 4), 1 - method.rate, dtype=torch.float64)
+            mask = Stream(protocol.root_seed, "dropout").bernoulli(keep, numbers, step)[0]
+            model.scale = mask / keep[0]
+        elif method.kind != "none":
+            masks = {
+                f"dense.{name}": Stream(protocol.root_seed, f"mask:{name}").bernoulli(
+                    model.dense.keep_probability(name).detach()[None].double(), numbers, step
+                )[0]
+                for name in ("weight", "bias")
+            }
+            forced = dcpp.forced_masks(model, masks)
+        optimizer.zero_grad()
+        with forced:
+            elbo(x, target=y).loss.backward()
+        if not training.epsilon_inside:
+            optimizer.step()
+            continue
+        for name, parameter in model.named_parameters():
+            posterior = name.endswith(("_logit", "_alpha", "_beta"))
+            size = training.step_size * (method.logit_step if posterior else 1.0)
+            sums[name] += parameter.grad**2
+            parameter.data -= size * parameter.grad / (sums[name] + training.epsilon).sqrt()
+    found = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return found | dict(zip(("moments",), elbo.moments.buffers(), strict=False))
+
+
+@each_method
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_replica_equals_an_ordinary_module_trained_by_the_library(name, inside):
+    protocol = settings(METHODS[name], epsilon_inside=inside, epsilon=1e-6 if inside else 1e-8)
+    stack = trained([Unit(protocol, 2), Unit(protocol, 9)])
+    assert int(stack.step) == 20
+    expected = reference(protocol, tiny(), replica=9)
+    assert_close(tensors_of(stack, 1), expected, 1e-9)
+    started = start(stack.shape, protocol.root_seed, torch.tensor([9]), torch.float64)["dense.weight"][0]
+    assert (expected["dense.weight"] - started).abs().max() > 1e-2, "twenty steps leave the start"
+
+
+@pytest.mark.parametrize("count", [42, 41])
+def test_a_small_last_batch_trains_as_in_an_ordinary_module(count):
+    protocol, dataset = settings(METHODS["bbvi"], last_batch="keep"), tiny(count)
+    stack = trained([Unit(protocol, 9)], dataset=dataset)
+    assert int(stack.step) == 22
+    assert_close(tensors_of(stack, 0), reference(protocol, dataset, replica=9), 1e-9)
+
+
+GOLDEN = [
+    2.277978425292308,
+    2.505512367062332,
+    2.4741805541276,
+    2.2863865207578216,
+    2.2612779810625585,
+    2.2497046826909886,
+    2.1700825472465604,
+    2.0948643514296754,
+    2.015224066304746,
+    1.9698888944211066,
+    2.0206936261114645,
+    2.1093560661085884,
+    1.9219637342069784,
+    1.8507349647706246,
+    1.7808598820439654,
+    1.8495610357128958,
+    1.9130227346504614,
+    1.847712112328225,
+    1.808046963636407,
+    1.683757569246666,
+]
+
+
+def test_twenty_steps_on_real_pictures_are_what_they_were():
+    architecture = replace(TINY, maps=(3, 4), pooled=(True, True))
+    protocol = replace(settings(METHODS["bbvi"], batch_size=300), data="fashion-mini", architecture=architecture)
+    stack = stack_of(Unit(protocol, 1), dataset=data.load("fashion-mini"))
+    trace = recorded(stack, lambda images, labels, rewards: -float(rewards[0]))
+    stack.train_epoch()
+    assert trace == pytest.approx(GOLDEN, abs=1e-9)
+
+
+def recorded(stack: Stack, measure: Any) -> list[Any]:
+    """A list that grows by ``measure(images, labels, rewards)`` with every step."""
+    found: list[Any] = []
+    gradients = stack._gradients
+
+    def recording(images: Tensor, labels: Tensor) -> Any:
+        rewards, by = gradients(images, labels)
+        found.append(measure(images, labels, rewards))
+        return rewards, by
+
+    stack._gradients = recording  # type: ignore[method-assign]
+    return found
+
+
+# --------------------------------------------------------------------------------------------- checkpoints
+
+
+def test_training_resumes_bit_for_bit():
+    whole = trained(MIXED, epochs=1)
+    saved = whole.state()
+    losses = whole.train_epoch()
+    second = stack_of(*MIXED)
+    second.load_state(saved)
+    assert torch.equal(second.train_epoch(), losses)
+    found, expected = second.state(), whole.state()
+    assert (found["epoch"], found["step"]) == (expected["epoch"], expected["step"]) == (2, 20)
+    for part in ("tensors", "sums"):
+        assert_equal(found[part], expected[part])
+    for one, other in zip(found["moments"], expected["moments"], strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
+    assert sum(moments is not None for moments in found["moments"]) == 2, "bbvi and eq16 keep moments"
+
+
+def test_a_saved_state_does_not_change_as_training_goes_on():
+    stack = trained(MIXED[:7], epochs=1)
+    saved = stack.state()
+    copies = {name: value.clone() for name, value in saved["tensors"].items()}
+    stack.train_epoch()
+    assert_equal(saved["tensors"], copies)
+
+
+# -------------------------------------------------------------------------------------- what is trained on
+
+
+def identified(train: int = 42) -> Dataset:
+    """Each example is a class of its own: labels tell which were used."""
+    return tiny(train, test=5, classes=train)
+
+
+def test_a_small_last_batch_is_dropped_or_kept():
+    for rule, sizes in (("drop", [4] * 10), ("keep", [4] * 10 + [2])):
+        stack = stack_of(Unit(settings(last_batch=rule), 0), dataset=identified())
+        seen = recorded(stack, lambda images, labels, rewards: labels[0].tolist())
+        stack.train_epoch()
+        assert [len(batch) for batch in seen] == sizes
+        used = [label for batch in seen for label in batch]
+        assert len(set(used)) == len(used) == sum(sizes), "each example at most once"
+        assert used == stack.order[0, : sum(sizes)].tolist()
+
+
+def test_the_loss_of_an_epoch_is_the_mean_over_examples():
+    stack = stack_of(Unit(settings(METHODS["dropconnect"], last_batch="keep"), 0), dataset=identified())
+    seen = recorded(stack, lambda images, labels, rewards: (labels.shape[1], float(rewards[0])))
+    loss = float(stack.train_epoch()[0])
+    assert loss == pytest.approx(-sum(count * reward for count, reward in seen) / 42, rel=1e-12)
+
+
+def test_held_out_examples_are_never_trained_on_and_are_the_same_for_all():
+    held: list[Tensor] = []
+    for name in METHODS:
+        units = [Unit(settings(METHODS[name], holdout=12), r) for r in (0, 8)]
+        stack = stack_of(*units, dataset=identified())
+        held.append(stack.examples.test_labels)
+        seen = recorded(stack, lambda images, labels, rewards: labels)
+        for _ in range(2):
+            stack.train_epoch()
+        used = torch.cat(seen, 1)
+        assert len(stack.examples.rows) == 30
+        assert not torch.isin(used, held[0]).any()
+        assert all(len(set(row.tolist())) > 28 for row in used), "all the others are"
+    assert len(set(held[0].tolist())) == 12
+    assert all(torch.equal(one, held[0]) for one in held)
+    assert held[0].tolist() != list(range(12)), "they are drawn, not the first"
+    dataset = identified()
+    assert torch.equal(stack.examples.test_images, torch.from_numpy(dataset.train.images[held[0].numpy()]))
+
+
+def test_without_a_holdout_the_test_set_is_evaluated_on():
+    dataset = tiny()
+    stack = stack_of(Unit(settings(), 0), dataset=dataset)
+    assert torch.equal(stack.examples.test_images, torch.from_numpy(dataset.test.images))
+    assert torch.equal(stack.examples.test_labels, torch.from_numpy(dataset.test.labels))
+
+
+def test_statistics_over_the_data_set_leave_out_what_is_held_out():
+    protocol = replace(settings(holdout=12), normalisation=Normalisation(scope="data-set"))
+    examples = trained([Unit(protocol, 0)], epochs=1).examples
+    assert examples.statistics == channel_statistics(examples.images[examples.rows])
+    assert examples.statistics != channel_statistics(examples.images)
+
+
+def test_the_kl_is_weighed_against_the_examples_that_are_trained_on(monkeypatch):
+    seen: list[int] = []
+    stack = stack_of(Unit(settings(METHODS["bbvi"], holdout=12), 0))
+    regulariser = stack.segments[0].regulariser
+    gradients = regulariser.gradients
+    monkeypatch.setattr(regulariser, "gradients", lambda *a: seen.append(a[2]) or gradients(*a))
+    stack.train_epoch()
+    assert set(seen) == {28}
+
+
+# -------------------------------------------------------------------------------------------------- errors
+
+
+def changed(**options: Any) -> Unit:
+    return Unit(replace(settings(), **options), 1)
+
+
+@pytest.mark.parametrize(
+    ("units", "message"),
+    [
+        ([], "a stack holds at least one replica, got none"),
+        ([Unit(settings(step_size=None), 0)], "No regularization: step size or rate is not chosen yet. Select it"),
+        ([Unit(settings(Method(kind="dropconnect")), 0)], "DropConnect: step size or rate is not chosen yet"),
+        ([Unit(settings(), 0), changed(root_seed=6)], "may differ in method and step size only"),
+        ([Unit(settings(), 0), changed(training=Training(step_size=0.05, batch_size=5))], "may differ in method"),
+        ([Unit(settings(), 0), Unit(settings(), 0)], "a stack holds each replica of a protocol once"),
+        ([Unit(settings(batch_size=41), 0)], "batch_size is 41 and there are only 40 training examples"),
+        ([Unit(settings(batch_size=31, holdout=10), 0)], "batch_size is 31 and there are only 30 training examples"),
+        ([Unit(settings(holdout=40), 0)], "holdout must be less than the 40 training examples, got 40"),
+        ([changed(architecture=replace(TINY, padding=0, filter_size=9))], "the pictures are too small"),
+    ],
+)
+def test_a_stack_that_cannot_be_says_why(units, message):
+    with pytest.raises(ProtocolError, match=message):
+        stack_of(*units)
+
+
+def test_pictures_must_be_square():
+    dataset = tiny()
+    flat = replace(dataset, train=Split(dataset.train.images[..., :6], dataset.train.labels))
+    with pytest.raises(ProtocolError, match="pictures must be square, got 8 x 6"):
+        stack_of(Unit(settings(), 0), dataset=flat)
+
+
+def test_a_unit_is_known_by_digest_and_replica():
+    assert Unit(settings(), 3).key == (settings().digest, 3)
+
+
+# ------------------------------------------------------------------------------------------------- devices
+
+
+def test_mixed_precision_is_float32_where_there_are_no_tensor_cores():
+    stack = stack_of(Unit(replace(settings(METHODS["bbvi"]), precision="mixed"), 0))
+    assert stack.input_dtype == stack.dtype == torch.float32
+    assert stack.train_epoch().isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["gpu", "meta", "", "cuda:x"])
+def test_an_unknown_device_is_an_error(name):
+    with pytest.raises(ProtocolError, match="device must be auto, cpu, cuda or cuda:N"):
+        device.choose(name)
+
+
+def test_devices_are_chosen_by_name(monkeypatch):
+    assert device.choose("cpu") == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device.choose("auto") == CPU
+    with pytest.raises(ProtocolError, match="torch sees no GPU"):
+        device.choose("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert device.choose("auto") == torch.device("cuda")
+    assert device.choose("cuda:1") == torch.device("cuda", 1)
+
+
+def test_a_cpu_says_its_name_and_threads():
+    assert device.describe(CPU).endswith(f", {torch.get_num_threads()} threads")
+    assert not device.tensor_cores(CPU)
+
+
+def test_a_read_only_array_is_shared_without_a_warning():
+    array = np.arange(6, dtype=np.uint8)
+    array.flags.writeable = False
+    found = device.as_tensor(array, CPU)
+    assert found.tolist() == [0, 1, 2, 3, 4, 5]
+    assert found.data_ptr() == array.ctypes.data
+
+
+# --------------------------------------------------------------------------------------------------- a GPU
+
+
+def on_gpu(units: Sequence[Unit], precision: str, epochs: int = 2, graph: bool = True) -> Stack:
+    chosen = [Unit(replace(unit.protocol, precision=precision), unit.replica) for unit in units]
+    stack = Stack(chosen, tiny(), torch.device("cuda"), graph=graph)
+    for _ in range(epochs):
+        stack.train_epoch()
+    return stack
+
+
+@contextmanager
+def exact_products(*_: Any) -> Iterator[None]:
+    """float32 products in float32."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def slowed(protocol: Protocol) -> Protocol:
+    return replace(protocol, training=replace(protocol.training, step_size=0.005))
+
+
+class TestOnAGpu:
+    pytestmark = gpu
+
+    @pytest.mark.parametrize("tensor_cores", [False, True])
+    def test_a_replica_among_many_equals_the_replica_alone_in_float32(self, tensor_cores, monkeypatch):
+        if not tensor_cores:
+            monkeypatch.setattr(training, "_fast_products", exact_products)
+        units = [Unit(slowed(unit.protocol), unit.replica) for unit in MIXED]
+        together = on_gpu(units, "float32")
+        for row, unit in enumerate(units):
+            alone = on_gpu([unit], "float32")
+            assert torch.equal(together.order[row], alone.order[0])
+            if not tensor_cores:
+                assert_close(tensors_of(together, row), tensors_of(alone, 0), 2e-3)
+                continue
+            # TF32 keeps ten bits, and other kernels round them otherwise: most weights stay close, not all.
+            torch.testing.assert_close(together.loss_sum[row], alone.loss_sum[0], rtol=0.05, atol=0)
+            for name in together.parameters:
+                apart = (together.parameters[name][row] - alone.parameters[name][0]).abs()
+                assert apart.median() < 5e-3, name
+
+    def test_a_replica_among_many_equals_the_replica_alone_and_on_a_cpu_in_float64(self):
+        together, cpu = on_gpu(MIXED, "float64"), trained(MIXED)
+        assert torch.equal(together.order.cpu(), cpu.order)
+        for row, unit in enumerate(MIXED):
+            assert_close(tensors_of(together, row), tensors_of(on_gpu([unit], "float64"), 0), 1e-9)
+            assert_close(tensors_of(together, row), tensors_of(cpu, row), 1e-9)
+
+    @pytest.mark.parametrize("precision", ["float32", "float64", "mixed"])
+    def test_a_graph_takes_the_steps_that_eager_code_takes(self, precision):
+        assert EAGER_STEPS < 20
+        graph, eager = on_gpu(MIXED, precision), on_gpu(MIXED, precision, graph=False)
+        assert graph._graph is not None
+        assert eager._graph is None
+        assert int(graph.step) == int(eager.step) == 20
+        tolerance = {"float32": 5e-3, "float64": 1e-9, "mixed": 5e-2}[precision]
+        for row in range(len(MIXED)):
+            assert_close(tensors_of(graph, row), tensors_of(eager, row), tolerance)
+
+    @pytest.mark.parametrize("scope", ["image", "channel", "data-set"])
+    @pytest.mark.parametrize("local_contrast", [False, True])
+    def test_every_normalisation_trains_as_on_a_cpu(self, scope, local_contrast):
+        normalisation = Normalisation(scope=scope, local_contrast=local_contrast, window=3)
+        units = [Unit(replace(settings(METHODS["bbvi"]), normalisation=normalisation), 0)]
+        assert_close(tensors_of(on_gpu(units, "float64"), 0), tensors_of(trained(units), 0), 1e-9)
+
+    def test_a_small_last_batch_runs_beside_the_graph(self):
+        units = [Unit(settings(METHODS["bbvi"], last_batch="keep", batch_size=6), 0)]
+        assert_close(tensors_of(on_gpu(units, "float64"), 0), tensors_of(trained(units), 0), 1e-9)
+
+    def test_mixed_precision_stays_close_to_float32_for_a_few_steps(self):
+        units = [Unit(settings(method, batch_size=20, step_size=0.005), 0) for method in METHODS.values()]
+        mixed, full = on_gpu(units, "mixed", epochs=1), on_gpu(units, "float32", epochs=1)
+        assert mixed.input_dtype == torch.bfloat16
+        assert mixed.dtype == torch.float32
+        for row in range(len(units)):
+            # Adagrad's first steps have the gradient's sign alone, so a tiny gradient may go the other way.
+            found, expected = tensors_of(mixed, row), tensors_of(full, row)
+            for name in ("conv0.weight", "conv1.weight", "dense.weight", "output.weight"):
+                apart = (found[name] - expected[name]).abs()
+                assert apart.max() < 0.025, name
+                assert apart.median() < 1e-3, name
+        torch.testing.assert_close(mixed.loss_sum, full.loss_sum, rtol=0.02, atol=0)
+
+    def test_masks_and_order_equal_those_on_a_cpu(self):
+        cpu, cuda = stack_of(*MIXED), Stack(MIXED, tiny(), torch.device("cuda"))
+        for one, other in zip(cpu.segments, cuda.segments, strict=True):
+            for name in ("weight", "bias"):
+                if one.regulariser.method.kind.startswith("dropconnect"):
+                    masks = [s.regulariser._mask("mask", name, 11, 1) for s in (one, other)]
+                    assert torch.equal(masks[0], masks[1].cpu())
+        for stack in (cpu, cuda):
+            stack.train_epoch()
+        assert torch.equal(cpu.order, cuda.order.cpu())
+
+    def test_training_resumes_bit_for_bit_in_float64(self):
+        whole = on_gpu(MIXED, "float64")
+        first = on_gpu(MIXED, "float64", epochs=1)
+        second = on_gpu(MIXED, "float64", epochs=0)
+        second.load_state(first.state())
+        second.train_epoch()
+        for row in range(len(MIXED)):
+            assert_close(tensors_of(second, row), tensors_of(whole, row), 1e-12)
+
+    def test_a_gpu_says_its_name(self):
+        assert device.describe(device.choose("auto")) == torch.cuda.get_device_name()
