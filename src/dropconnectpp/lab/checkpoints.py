@@ -1,0 +1,82 @@
+"""Checkpoints of unfinished stacks: written whole or not at all, and found again by the work they hold."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dropconnectpp.errors import DropConnectError
+
+Keys = tuple[tuple[str, int], ...]
+
+
+class CheckpointError(DropConnectError, OSError):
+    """A checkpoint could not be written."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a stack's training stands."""
+
+    keys: Keys
+    state: dict[str, Any]
+    losses: list[list[float]]
+    """Mean training loss of each epoch, for each replica."""
+    curves: list[list[dict[str, Any]]]
+    """Points of Figure 1(a), for each replica."""
+    seconds: float
+    """Spent so far, over all sittings."""
+
+
+class Checkpoints:
+    """A folder of checkpoints, one file a stack."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, keys: Sequence[tuple[str, int]]) -> Path:
+        """The file of a stack: its name is a digest of the work it holds."""
+        name = hashlib.sha256(repr([(str(d), int(r)) for d, r in keys]).encode()).hexdigest()[:24]
+        return self.folder / f"{name}.pt"
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Replace the stack's last checkpoint; a process killed on the way leaves that one."""
+        path = self.path(checkpoint.keys)
+        new = path.with_suffix(f".{os.getpid()}.new")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with new.open("wb") as file:
+                torch.save(vars(checkpoint), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, path)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+            with suppress(OSError):
+                new.unlink()
+            raise CheckpointError(f"{path}: cannot be written ({error}). The last checkpoint is as it was.") from error
+
+    def read(self, path: Path) -> Checkpoint | None:
+        """What a file holds, or None if it is damaged or gone: its work then starts afresh."""
+        try:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+            return Checkpoint(**{**found, "keys": tuple((str(d), int(r)) for d, r in found["keys"])})
+        except Exception:  # torch raises many kinds of error for a damaged file
+            return None
+
+    def all(self) -> Iterator[tuple[Path, Checkpoint]]:
+        """Every checkpoint that can be read, oldest first."""
+        files = sorted(self.folder.glob("*.pt"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+        for path in files:
+            if (checkpoint := self.read(path)) is not None:
+                yield path, checkpoint
+
+    def forget(self, keys: Sequence[tuple[str, int]]) -> None:
+        """Remove a stack's checkpoint."""
+        self.path(keys).unlink(missing_ok=True)

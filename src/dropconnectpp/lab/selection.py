@@ -1,0 +1,170 @@
+"""Choosing step sizes and rates the way the paper says, by trainings that are stored like any others.
+
+"Adagrad's global stepsize is chosen from the set {0.005, 0.01, 0.05}, based on the network performance on the
+training set in the first few iterations"; "The Dropout and DropConnect rates are selected on the grounds of
+performance maximization": here on training data held out for it, never on the test set.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dropconnectpp.lab.protocol import STEP_SIZES, Evaluation, Protocol, ProtocolError
+from dropconnectpp.lab.runner import Runner
+from dropconnectpp.lab.store import Row
+from dropconnectpp.lab.training import Unit
+
+PROVISIONAL_RATE = 0.5
+"""At which the step size is chosen while the rate is open."""
+QUICK = Evaluation(curve_samples=0, samples=(), shares=(), predictive_samples=0, every=10**6)
+WAIT_S = 5.0
+"""Between looks at trials that another process trains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """How much is spent on choosing."""
+
+    step_sizes: tuple[float, ...] = STEP_SIZES
+    step_epochs: int = 2
+    """"the first few iterations"."""
+    step_replicas: int = 3
+    rates: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+    rate_epochs: int | None = None
+    """None: as many as the experiment has."""
+    rate_replicas: int = 3
+    holdout_share: float = 0.1
+    """Of the training set, on which rates are compared."""
+
+    def __post_init__(self) -> None:
+        for name in ("step_sizes", "rates"):
+            values, top = getattr(self, name), 1.0 if name == "rates" else math.inf
+            inside = all(0.0 < v < top or (v == 0.0 and name == "rates") for v in values)
+            if not values or not inside:
+                rule = "in [0, 1)" if name == "rates" else "above 0"
+                raise ProtocolError(f"{name} must be one or more numbers {rule}, got {values}.")
+        for name in ("step_epochs", "step_replicas", "rate_epochs", "rate_replicas"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ProtocolError(f"{name} must be at least 1, got {value}.")
+        if not 0.0 < self.holdout_share < 1.0:  # with none held out, rates would be compared on the test set
+            raise ProtocolError(f"holdout_share must lie in (0, 1), got {self.holdout_share}.")
+
+
+def select(protocols: Sequence[Protocol], runner: Runner, settings: Selection) -> dict[str, Protocol] | None:
+    """Complete protocols by the digest of the incomplete ones; None if time ran out on the way."""
+    steps = _choose_steps([p for p in protocols if p.training.step_size is None], runner, settings)
+    if steps is None:
+        return None
+    with_steps = {p.digest: _with_step(p, steps.get(p.digest, {}).get("step_size")) for p in protocols}
+    rates = _choose_rates({d: p for d, p in with_steps.items() if not p.complete}, runner, settings)
+    if rates is None:
+        return None
+    complete = {}
+    with runner.store() as store:
+        for protocol in protocols:
+            chosen = with_steps[protocol.digest]
+            if protocol.digest in rates:
+                chosen = replace(chosen, method=replace(chosen.method, rate=rates[protocol.digest]["rate"]))
+            complete[protocol.digest] = chosen
+            store.add(protocol)
+            store.add(chosen)
+            evidence = {
+                "resolved": chosen.digest,
+                "step_size": chosen.training.step_size,
+                "rate": chosen.method.rate,
+                "step_trials": steps.get(protocol.digest, {}).get("trials", []),
+                "rate_trials": rates.get(protocol.digest, {}).get("trials", []),
+            }
+            store.write_note(protocol.digest, "selection", evidence)
+    return complete
+
+
+def _with_step(protocol: Protocol, step_size: float | None) -> Protocol:
+    return (
+        protocol if step_size is None else replace(protocol, training=replace(protocol.training, step_size=step_size))
+    )
+
+
+def _choose_steps(
+    protocols: Sequence[Protocol], runner: Runner, settings: Selection
+) -> dict[str, dict[str, Any]] | None:
+    trials: dict[str, dict[float, Protocol]] = {}
+    for protocol in protocols:
+        method = protocol.method
+        if method.has_rate and method.rate is None:
+            method = replace(method, rate=PROVISIONAL_RATE)
+        training = replace(protocol.training, epochs=min(settings.step_epochs, protocol.training.epochs))
+        base = replace(protocol, method=method, training=training, evaluation=QUICK)
+        trials[protocol.digest] = {step: _with_step(base, step) for step in settings.step_sizes}
+    rows = _run(trials, runner, settings.step_replicas)
+    if rows is None:
+        return None
+    found = {}
+    for digest, candidates in trials.items():
+        measured = [
+            {
+                "step_size": step,
+                "loss": _mean(rows[trial.digest], lambda row: row.results["losses"][-1]),
+                "n": len(rows[trial.digest]),
+            }
+            for step, trial in candidates.items()
+        ]
+        # What diverged has an infinite loss and comes last.
+        best = min(measured, key=lambda one: one["loss"] if math.isfinite(one["loss"]) else math.inf)
+        found[digest] = {"step_size": best["step_size"], "trials": measured}
+    return found
+
+
+def _choose_rates(
+    protocols: dict[str, Protocol], runner: Runner, settings: Selection
+) -> dict[str, dict[str, Any]] | None:
+    trials: dict[str, dict[float, Protocol]] = {}
+    for digest, protocol in protocols.items():
+        holdout = max(1, round(settings.holdout_share * len(runner.dataset(protocol.data).train)))
+        epochs = settings.rate_epochs or protocol.training.epochs
+        training = replace(protocol.training, holdout=holdout, epochs=epochs)
+        base = replace(protocol, training=training, evaluation=QUICK)
+        trials[digest] = {rate: replace(base, method=replace(protocol.method, rate=rate)) for rate in settings.rates}
+    rows = _run(trials, runner, settings.rate_replicas)
+    if rows is None:
+        return None
+    found = {}
+    for digest, candidates in trials.items():
+        measured = [
+            {
+                "rate": rate,
+                "accuracy": _mean(rows[trial.digest], lambda row: row.results.get("accuracy", math.nan)),
+                "n": len(rows[trial.digest]),
+            }
+            for rate, trial in candidates.items()
+        ]
+        best = max(measured, key=lambda one: one["accuracy"] if math.isfinite(one["accuracy"]) else -math.inf)
+        found[digest] = {"rate": best["rate"], "trials": measured}
+    return found
+
+
+def _run(trials: dict[str, dict[float, Protocol]], runner: Runner, replicas: int) -> dict[str, list[Row]] | None:
+    """All candidates side by side, those of other processes waited for; the rows of each by digest."""
+    protocols = {p.digest: p for candidates in trials.values() for p in candidates.values()}
+    units = [Unit(protocol, replica) for protocol in protocols.values() for replica in range(replicas)]
+    if not units:
+        return {}
+    waiting = False
+    while (outcome := runner.run(units)).left:
+        if outcome.stopped or (runner.deadline is not None and time.monotonic() + WAIT_S > runner.deadline):
+            return None
+        if not waiting:
+            runner.display.note(f"Waiting for {outcome.left} trials that other processes train.")
+        waiting = True
+        time.sleep(WAIT_S)
+    with runner.store(read_only=True) as store:
+        return {digest: [row for row in store.rows(digest) if row.key.replica < replicas] for digest in protocols}
+
+
+def _mean(rows: Sequence[Row], value: Callable[[Row], float]) -> float:
+    return sum(value(row) for row in rows) / len(rows)

@@ -1,0 +1,338 @@
+"""Running work into a store: resumed, taken over, stopped, out of memory, and killed with -9 at random moments."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dropconnectpp.lab import runner as module
+from dropconnectpp.lab.checkpoints import Checkpoint, CheckpointError, Checkpoints
+from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
+from dropconnectpp.lab.network import Shape
+from dropconnectpp.lab.ownership import Owner
+from dropconnectpp.lab.protocol import Architecture, Evaluation, Method, Protocol, ProtocolError, Training
+from dropconnectpp.lab.runner import Display, Runner, bytes_per_replica
+from dropconnectpp.lab.store import Store
+from dropconnectpp.lab.training import Stack, Unit
+
+CPU = torch.device("cpu")
+TINY = Protocol(
+    data="tiny",
+    architecture=Architecture(maps=(2, 3), pooled=(True, False), filter_size=3, padding=1, hidden=4),
+    training=Training(step_size=0.05, batch_size=16, epochs=4),
+    evaluation=Evaluation(every=2, curve_samples=2, samples=(1, 2), shares=(1.0, 0.5), predictive_samples=2),
+)
+METHODS = (Method(kind="none"), Method(kind="dropconnect", rate=0.5), Method())
+
+
+def tiny(name: str = "tiny") -> Dataset:
+    random = np.random.default_rng(0)
+
+    def split(count: int) -> Split:
+        return Split(random.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8), np.arange(count) % 3)
+
+    return Dataset(name, split(64), split(30), ("a", "b", "c"), "", "", Provenance("made up", verified=False))
+
+
+def units(replicas: int = 2, **training: Any) -> list[Unit]:
+    base = replace(TINY, training=replace(TINY.training, **training))
+    return [Unit(replace(base, method=method), replica) for method in METHODS for replica in range(replicas)]
+
+
+class Diary(Display):
+    """Remembers what was shown."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.groups: list[tuple[int, int]] = []
+        self.epochs: list[int] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def group(self, title: str, replicas: int, epochs: int, done: int) -> None:
+        self.groups.append((replicas, done))
+
+    def epoch(self, done: int, loss: float, accuracy: float | None) -> None:
+        self.epochs.append(done)
+
+
+def make(out: Path, **options: Any) -> Runner:
+    return Runner(out, CPU, tiny, Diary(), **options)
+
+
+def diary(runner: Runner) -> Diary:
+    assert isinstance(runner.display, Diary)
+    return runner.display
+
+
+def table(out: Path) -> list[tuple[Any, ...]]:
+    """Everything a report uses of the rows: all but times."""
+    with Store.open(out / "results.sqlite", read_only=True) as store:
+        return [(*row.key, row.status, json.dumps(row.results, sort_keys=True)) for row in store.rows()]
+
+
+def test_every_unit_becomes_a_finished_row(tmp_path):
+    runner = make(tmp_path)
+    assert runner.run(units()) == module.Outcome(finished=6, left=0, stopped=False)
+    with runner.store(read_only=True) as store:
+        rows = store.rows()
+    assert [row.status for row in rows] == ["done"] * 6
+    row = rows[0]
+    assert len(row.results["losses"]) == 4
+    assert [point["epoch"] for point in row.results["curve"]] == [2, 4]
+    assert row.results["accuracy"] == row.results["curve"][-1]["accuracy"]
+    assert row.provenance["verified"] is False
+    assert row.versions["torch"] == torch.__version__
+    assert not list((tmp_path / "checkpoints").glob("*")) if (tmp_path / "checkpoints").exists() else True
+    assert diary(runner).groups == [(6, 0)]
+
+
+def test_what_is_finished_is_not_trained_again(tmp_path):
+    make(tmp_path).run(units())
+    again = make(tmp_path)
+    assert again.run(units(3)).finished == 9
+    assert diary(again).groups == [(3, 0)]
+
+
+def test_rows_do_not_depend_on_how_work_is_cut_into_stacks(tmp_path):
+    make(tmp_path / "one", group=6).run(units())
+    make(tmp_path / "two", group=1).run(units())
+    assert table(tmp_path / "one") == table(tmp_path / "two")
+
+
+def test_protocols_that_cannot_share_a_stack_get_their_own(tmp_path):
+    other = [Unit(replace(unit.protocol, root_seed=1), unit.replica) for unit in units(1)]
+    runner = make(tmp_path)
+    assert runner.run([*units(1), *other]).finished == 6
+    assert diary(runner).groups == [(3, 0), (3, 0)]
+
+
+def test_work_of_a_living_process_is_left_to_it(tmp_path):
+    todo = units(1)
+    with Store.open(tmp_path / "results.sqlite") as store:
+        for unit in todo:
+            store.add(unit.protocol)
+        store.claim([todo[0].key], Owner.here())
+        runner = make(tmp_path)
+        assert runner.run(todo) == module.Outcome(finished=2, left=1, stopped=False)
+
+
+def test_an_error_gives_the_work_back(tmp_path, monkeypatch):
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.evaluation, "final", fail)
+        with pytest.raises(RuntimeError, match="broken"):
+            make(tmp_path).run(units(1))
+    assert table(tmp_path) == []
+    assert make(tmp_path).run(units(1)).finished == 3
+
+
+def test_a_replica_that_diverges_is_a_row_that_says_so(tmp_path):
+    good, bad = units(1)[0], units(1, step_size=1e30)[0]
+    assert make(tmp_path).run([good, bad]).finished == 2
+    with Store.open(tmp_path / "results.sqlite", read_only=True) as store:
+        found = {row.key.digest: row for row in store.rows()}
+    assert found[good.key[0]].status == "done"
+    diverged = found[bad.key[0]]
+    assert diverged.status == "diverged"
+    assert diverged.results["diverged_at"] >= 1
+    assert "accuracy" not in diverged.results
+
+
+def test_a_stack_that_diverged_whole_stops_early(tmp_path):
+    runner = make(tmp_path)
+    runner.run(units(1, step_size=1e30, epochs=50)[:1])
+    assert len(diary(runner).epochs) < 50
+
+
+# -------------------------------------------------------------------------------------- time and memory
+
+
+def test_a_time_limit_keeps_everything_and_the_same_work_goes_on(tmp_path):
+    make(tmp_path / "whole").run(units())
+    stopped = make(tmp_path / "cut", deadline=time.monotonic() - 1.0)
+    outcome = stopped.run(units())
+    assert outcome == module.Outcome(finished=0, left=6, stopped=True)
+    assert len(list((tmp_path / "cut" / "checkpoints").glob("*.pt"))) == 1
+    again = make(tmp_path / "cut")
+    assert not again.run(units()).left
+    assert diary(again).groups == [(6, 0)]
+    assert table(tmp_path / "cut") == table(tmp_path / "whole")
+
+
+def test_a_limit_in_the_middle_leaves_a_checkpoint_of_the_last_epoch(tmp_path, monkeypatch):
+    make(tmp_path / "whole").run(units())
+    runner = make(tmp_path / "cut")
+    real = Stack.train_epoch
+
+    def late(stack: Stack) -> torch.Tensor:
+        if stack.epoch == 2:
+            runner.deadline = time.monotonic() - 1.0
+        return real(stack)
+
+    monkeypatch.setattr(Stack, "train_epoch", late)
+    assert runner.run(units()).stopped
+    monkeypatch.undo()
+    again = make(tmp_path / "cut")
+    again.run(units())
+    assert diary(again).groups == [(6, 3)]
+    assert table(tmp_path / "cut") == table(tmp_path / "whole")
+
+
+def test_out_of_memory_means_a_smaller_stack_and_a_line_that_says_so(tmp_path, monkeypatch):
+    real = Stack.train_epoch
+
+    def small_device(stack: Stack) -> torch.Tensor:
+        if len(stack.units) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return real(stack)
+
+    monkeypatch.setattr(Stack, "train_epoch", small_device)
+    runner = make(tmp_path)
+    assert not runner.run(units()).left
+    assert [replicas for replicas, _ in diary(runner).groups] == [6, 3, 1, 1, 1, 1, 1, 1]
+    assert diary(runner).notes[0] == "6 replicas do not fit the device's memory: going on with 3 at once."
+
+
+def test_one_replica_that_does_not_fit_is_an_error(tmp_path, monkeypatch):
+    def too_small(stack: Stack) -> torch.Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(Stack, "train_epoch", too_small)
+    with pytest.raises(ProtocolError, match="one replica does not fit the memory of cpu"):
+        make(tmp_path).run(units(1)[:1])
+
+
+def test_the_guess_at_memory_grows_with_the_network():
+    small = bytes_per_replica(Shape(Architecture(), 3, 32, 10), 128)
+    assert small < bytes_per_replica(Shape(Architecture(hidden=512), 3, 32, 10), 128)
+    assert 10**8 < small < 10**10
+
+
+# --------------------------------------------------------------------------------------- checkpoints
+
+
+def checkpoint(folder: Path) -> tuple[Checkpoints, Checkpoint]:
+    todo = units(1)
+    stack = Stack(todo, tiny(), CPU)
+    keys = tuple(unit.key for unit in todo)
+    return Checkpoints(folder), Checkpoint(keys, stack.state(), [[], [], []], [[], [], []], 1.5)
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path):
+    checkpoints, made = checkpoint(tmp_path)
+    checkpoints.write(made)
+    ((path, found),) = checkpoints.all()
+    assert path == checkpoints.path(made.keys)
+    assert (found.keys, found.losses, found.seconds) == (made.keys, made.losses, made.seconds)
+    for name, value in made.state["tensors"].items():
+        assert torch.equal(found.state["tensors"][name], value)
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+    checkpoints, made = checkpoint(tmp_path / "checkpoints")
+    checkpoints.write(made)
+    path = checkpoints.path(made.keys)
+    path.write_bytes(path.read_bytes()[:500])
+    assert list(checkpoints.all()) == []
+    assert not make(tmp_path).run(units(1)).left
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path):
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    torch.save({"keys": Evil()}, tmp_path / "evil.pt")
+    assert list(Checkpoints(tmp_path).all()) == []
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    checkpoints, made = checkpoint(tmp_path)
+    checkpoints.write(made)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device.*The last checkpoint is as it was"):
+        checkpoints.write(made)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_checkpoint_whose_work_is_finished_is_removed(tmp_path):
+    checkpoints, made = checkpoint(tmp_path / "checkpoints")
+    make(tmp_path).run(units(1))
+    checkpoints.write(made)
+    make(tmp_path).run(units(1))
+    assert list(checkpoints.all()) == []
+
+
+def test_a_checkpoint_of_other_work_is_left_alone(tmp_path):
+    checkpoints, made = checkpoint(tmp_path / "checkpoints")
+    checkpoints.write(made)
+    make(tmp_path).run(units(1, epochs=3))
+    assert len(list(checkpoints.all())) == 1
+
+
+# -------------------------------------------------------------------------------------- kill -9
+
+# The server imports torch once; each child is then a fork of it, alive in milliseconds.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["dropconnectpp.lab.runner"])
+
+
+def work(out: Path) -> None:
+    torch.set_num_threads(1)
+    make(out, group=4, checkpoint_s=0.0).run(units(4, epochs=12))
+
+
+def start(out: Path) -> Any:
+    process = PROCESSES.Process(target=work, args=(out,))
+    process.start()
+    return process
+
+
+def test_killed_twenty_times_at_random_moments_it_ends_with_the_same_rows(tmp_path):
+    make(tmp_path / "whole", group=4).run(units(4, epochs=12))
+    moments = random.Random(1)
+    kills = 0
+    for _ in range(20):
+        process = start(tmp_path / "killed")
+        process.join(moments.uniform(0.05, 0.9))
+        kills += process.is_alive()
+        process.kill()
+        process.join()
+    assert kills >= 5, "the work was over too soon for this to test anything"
+    process = start(tmp_path / "killed")
+    process.join()
+    assert process.exitcode == 0
+    assert table(tmp_path / "killed") == table(tmp_path / "whole")
+    assert not list((tmp_path / "killed" / "checkpoints").glob("*.pt"))
+
+
+def test_two_processes_share_the_work_and_one_takes_over_from_the_dead(tmp_path):
+    make(tmp_path / "whole", group=4).run(units(4, epochs=12))
+    first, second = start(tmp_path / "shared"), start(tmp_path / "shared")
+    time.sleep(0.4)
+    first.kill()
+    first.join()
+    second.join()
+    assert second.exitcode == 0
+    last = start(tmp_path / "shared")  # the dead one's work may have been claimed after the second had looked
+    last.join()
+    assert table(tmp_path / "shared") == table(tmp_path / "whole")
