@@ -1,0 +1,208 @@
+"""Which rows of a store a report shows, and under what names: trials of step sizes and rates are left out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dropconnectpp.lab.report import paper_values
+from dropconnectpp.lab.report.number_formats import finite, setting
+from dropconnectpp.lab.store import FINAL, Row, StoredProtocol
+
+Notes = Mapping[tuple[str, str], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One method on one data set: the replicas of one protocol."""
+
+    digest: str
+    label: str
+    """The method's, made unique among those it is compared with."""
+    data: str
+    variant: str
+    """What sets it apart from other experiments with the same data; empty if nothing does."""
+    settings: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    expected: frozenset[int] = frozenset()
+    """Replicas that any method of the comparison has."""
+
+    @property
+    def kind(self) -> str:
+        """The method's kind, as in the protocol."""
+        return str(_table(self.settings, "method").get("kind", ""))
+
+    @property
+    def title(self) -> str:
+        """What tables call the data."""
+        name = paper_values.TITLES.get(self.data, self.data)
+        return f"{name} ({self.variant})" if self.variant else name
+
+    @property
+    def column(self) -> tuple[str, str]:
+        """Experiments with the same column are compared with each other."""
+        return self.data, self.variant
+
+    @property
+    def done(self) -> tuple[Row, ...]:
+        """Replicas trained to the end."""
+        return tuple(row for row in self.rows if row.status == "done")
+
+    @property
+    def finished(self) -> tuple[Row, ...]:
+        """Replicas trained to the end, or until they diverged."""
+        return tuple(row for row in self.rows if row.status in FINAL)
+
+    @property
+    def diverged(self) -> dict[int, object]:
+        """Replicas that diverged, with the epoch they did."""
+        return {r.key.replica: r.results.get("diverged_at") for r in self.rows if r.status == "diverged"}
+
+    @property
+    def missing(self) -> list[int]:
+        """Replicas that others have and this has not, or not yet."""
+        return sorted(self.expected - {row.key.replica for row in self.finished})
+
+    @property
+    def verified(self) -> bool:
+        """Whether no row says that its data is not the official one."""
+        return all(row.provenance.get("verified") is not False for row in self.finished)
+
+    def values(self, *path: str) -> dict[int, float]:
+        """A result by replica, where it is there and finite: `values("uncertainty", "entropy")`."""
+        found = {}
+        for row in self.done:
+            value: Any = row.results
+            for name in path:
+                value = value.get(name) if isinstance(value, Mapping) else None
+            number = finite(value)
+            if number is not None:
+                found[row.key.replica] = number
+        return found
+
+    def entries(self, name: str) -> list[tuple[int, Mapping[str, Any]]]:
+        """The items of a result that is a list of mappings, each with its replica."""
+        return [
+            (row.key.replica, item)
+            for row in self.done
+            for item in _list(row.results.get(name))
+            if isinstance(item, Mapping)
+        ]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """What a report shows, in its order, and what it leaves out."""
+
+    experiments: tuple[Experiment, ...]
+    trials: tuple[str, ...]
+    """Digests of protocols that served to choose a step size or a rate."""
+
+    def columns(self) -> dict[tuple[str, str], list[Experiment]]:
+        """The experiments by what they are compared on."""
+        found: dict[tuple[str, str], list[Experiment]] = {}
+        for experiment in self.experiments:
+            found.setdefault(experiment.column, []).append(experiment)
+        return found
+
+
+def select(rows: Iterable[Row], notes: Notes) -> Selected:
+    """The experiments to show: the protocols that notes "selection" name as resolved.
+
+    The others are trials. Without such notes, every protocol evaluated on the test set is shown.
+    """
+    by_digest: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_digest[row.key.digest].append(row)
+    chosen = {str(note.get("resolved")) for note in selection_notes(notes).values()}
+    shown, trials = [], []
+    for digest in sorted(by_digest):
+        protocol = by_digest[digest][0].protocol
+        held_out = bool(_table(protocol.settings, "training").get("holdout", 0))
+        if not held_out and (digest in chosen or not chosen):
+            shown.append(plain_experiment(protocol, by_digest[digest]))
+        else:
+            trials.append(digest)
+    return Selected(tuple(_sorted(_named(shown))), tuple(trials))
+
+
+def plain_experiment(protocol: StoredProtocol, rows: Iterable[Row] = ()) -> Experiment:
+    """An experiment by itself, under the name it was stored with."""
+    return Experiment(
+        digest=protocol.digest,
+        label=protocol.label,
+        data=str(protocol.settings.get("data", "")),
+        variant="",
+        settings=protocol.settings,
+        rows=tuple(sorted(rows, key=lambda row: row.key.replica)),
+    )
+
+
+def selection_notes(notes: Notes) -> dict[str, Mapping[str, Any]]:
+    """How step sizes and rates were chosen, by the digest of the incomplete protocol."""
+    return {
+        digest: value for (digest, name), value in notes.items() if name == "selection" and isinstance(value, Mapping)
+    }
+
+
+def _table(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = settings.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{above}{name}.")
+        else:
+            flat[f"{above}{name}"] = setting(value)
+    return flat
+
+
+def _differences(experiments: list[Experiment], leave_out: tuple[str, ...] = ()) -> list[str]:
+    """For each experiment, the settings on which they are not all alike."""
+    flat = [_flat(experiment.settings) for experiment in experiments]
+    names = sorted({name for one in flat for name in one if not name.startswith(leave_out)})
+    names = [name for name in names if len({one.get(name) for one in flat}) > 1]
+    return [", ".join(f"{name.split('.')[-1]}={one.get(name, 'none')}" for name in names) for one in flat]
+
+
+def _named(experiments: list[Experiment]) -> list[Experiment]:
+    """Give each a variant and a unique label, and tell it what replicas to expect."""
+    result = []
+    for column in _groups(experiments, lambda e: e.data):
+        apart = _differences(column, ("data", "method.", "evaluation.", "training.step_size"))
+        column = [replace(e, variant=text) for e, text in zip(column, apart, strict=True)]
+        for compared in _groups(column, lambda e: e.variant):
+            expected = frozenset(row.key.replica for e in compared for row in e.rows)
+            for alike in _groups(compared, lambda e: e.label):
+                for e, text in zip(alike, _differences(alike), strict=True):
+                    label = f"{e.label} ({text})" if text else e.label
+                    result.append(replace(e, label=label, expected=expected))
+    return result
+
+
+def _groups(experiments: Iterable[Experiment], key: Any) -> list[list[Experiment]]:
+    found: dict[Any, list[Experiment]] = {}
+    for experiment in experiments:
+        found.setdefault(key(experiment), []).append(experiment)
+    return list(found.values())
+
+
+def _sorted(experiments: list[Experiment]) -> list[Experiment]:
+    """Data sets and methods in the paper's order, others after them by name."""
+    sets, kinds = list(paper_values.TITLES), list(paper_values.KINDS)
+
+    def place(e: Experiment) -> tuple[Any, ...]:
+        of_set = sets.index(e.data) if e.data in sets else len(sets)
+        of_kind = kinds.index(e.kind) if e.kind in kinds else len(kinds)
+        return of_set, e.data, e.variant, of_kind, e.label, e.digest
+
+    return sorted(experiments, key=place)
