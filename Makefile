@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+GPU_TESTS := tests/test_kernels.py tests/test_gpu_training.py $(wildcard tests/lab/test_*kernels.py) \
+	tests/lab/test_streams.py tests/lab/test_convolutions.py tests/lab/test_training.py tests/lab/test_evaluation.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test test-gpu lint format docs bench clean
 
 help:
-	@echo "make demo      train, predict, prune and export on scikit-learn's digits (about a minute)"
+	@echo "make demo      Table 1 in small: four methods on embedded pictures, tables and a page (minutes)"
 	@echo "make test      run the tests and doctests with coverage"
 	@echo "make test-gpu  run the tests that need a CUDA device, in the current Python"
 	@echo "make lint      ruff and mypy"
@@ -22,14 +24,14 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY)
-	$(BIN)/python examples/digits.py
+	$(BIN)/dcpp demo --out dcpp-demo
 
 test: $(READY)
 	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=95
 
 # Uses the Python that is active: a GPU machine brings its own torch.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider -m gpu tests/test_kernels.py tests/test_gpu_training.py
+	PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider -m gpu $(GPU_TESTS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -48,6 +50,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/training_step.py
 	$(BIN)/python benchmarks/digits_pruning.py
 	$(BIN)/python benchmarks/data_preparation.py
+	$(BIN)/python benchmarks/replica_step.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .coverage build dist

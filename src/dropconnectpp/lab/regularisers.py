@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dropconnectpp import functional, gating
 from dropconnectpp.estimators import Concrete, Eq16, Estimator, resolve, update_moments
 from dropconnectpp.fixed_rate import expected_activation
+from dropconnectpp.lab.kernels.dense import draw_masks, score_pass
 from dropconnectpp.lab.network import linear
 from dropconnectpp.lab.protocol import Method
 from dropconnectpp.lab.streams import Stream
@@ -84,12 +85,12 @@ class Dropout(Regulariser):
         # One mask of units for all examples, as for the others' synapses.
         hidden = torch.relu(linear(x, weight, bias))
         keep = (1.0 - self.rates)[:, None].expand(-1, hidden.shape[2])
-        mask = self._stream("evaluation:dropout").bernoulli(keep, self.replicas, 0, draw)
+        mask = draw_masks(self._stream("evaluation:dropout"), keep, self.replicas, 0, draw)
         return hidden * mask[:, None, :] / (1.0 - self.rates)[:, None, None]
 
     def _dropped(self, hidden: Tensor, purpose: str, step: Tensor | int, index: int) -> Tensor:
         keep = (1.0 - self.rates)[:, None, None]
-        mask = self._stream(purpose).bernoulli(keep.expand_as(hidden), self.replicas, step, index)
+        mask = draw_masks(self._stream(purpose), keep.expand_as(hidden), self.replicas, step, index)
         return hidden * mask / keep
 
 
@@ -118,7 +119,7 @@ class DropConnect(Regulariser):
         return keep.expand(-1, *self.shapes[name])
 
     def _mask(self, purpose: str, name: str, step: Tensor | int, draw: int) -> Tensor:
-        return self._stream(f"{purpose}:{name}").bernoulli(self.keep_probability(name), self.replicas, step, draw)
+        return draw_masks(self._stream(f"{purpose}:{name}"), self.keep_probability(name), self.replicas, step, draw)
 
 
 class DropConnectPP(DropConnect):
@@ -184,7 +185,7 @@ class DropConnectPP(DropConnect):
             noise = stream.uniform(self.replicas, step, count, sample, dtype=_noise_dtype(value)).view(value.shape)
             return value * functional.relax_mask(self.logit(name), noise, self.estimator.temperature)
         if self.estimator.arms == 1:
-            mask = stream.bernoulli(self.keep_probability(name), self.replicas, step, sample)
+            mask = draw_masks(stream, self.keep_probability(name), self.replicas, step, sample)
         else:
             noise = stream.uniform(self.replicas, step, math.prod(self.shapes[name]), sample, dtype=_noise_dtype(value))
             draw = functional.draw_antithetic_mask if arm else functional.draw_mask
@@ -221,12 +222,27 @@ class DropConnectPP(DropConnect):
             arms = rewards.view(samples, self.estimator.arms, -1)
             baseline = self.moments if self.estimator.needs_moments else mean_reward
             coefficients = self.estimator.coefficients(arms, baseline) / samples  # (L, R)
-            self._update_moments(arms.mean(1))
+            if self._in_one_pass:
+                return self._score_gradients(coefficients[0], arms.mean(1), scale)
+            self._update_moments(arms.mean(1), torch.stack([self._squared_score(masks) for masks in self._masks]))
         found: dict[str, Tensor] = {}
         for name in SYNAPSES:
             found.update(self._posterior_gradient(name, coefficients, scale))
         self._masks = []
         return found
+
+    @property
+    def _in_one_pass(self) -> bool:
+        """The common case: one mask, the uniform prior, the best q(pi)."""
+        method = self.method
+        usual = method.hyper == "optimal" and method.alpha == method.beta == 1.0 and method.parameterisation == "logit"
+        return usual and self.passes == 1
+
+    def _score_gradients(self, coefficient: Tensor, rewards: Tensor, scale: float) -> dict[str, Tensor]:
+        (masks,), self._masks = self._masks, []
+        found = {name: score_pass(self.logit(name), masks[name], coefficient, scale) for name in SYNAPSES}
+        self._update_moments(rewards, (found["weight"][1] + found["bias"][1]).unsqueeze(0))
+        return {f"{name}_logit": gradient for name, (gradient, _) in found.items()}
 
     def _posterior_gradient(self, name: str, coefficients: Tensor | None, scale: float) -> dict[str, Tensor]:
         method, logit = self.method, self.logit(name)
@@ -263,10 +279,9 @@ class DropConnectPP(DropConnect):
             return functional.disarm_gradient(logit, total)
         return functional.score_gradient(logit, total, coefficients.sum(0).view(-1, *[1] * (logit.ndim - 1)))
 
-    def _update_moments(self, rewards: Tensor) -> None:  # (L, R)
+    def _update_moments(self, rewards: Tensor, squared: Tensor) -> None:  # (L, R), (L, R)
         if self.moments is None:
             return
-        squared = torch.stack([self._squared_score(masks) for masks in self._masks])  # (L, R)
         total = squared.sum(0)
         reward = (rewards * squared).sum(0) / total.clamp_min(torch.finfo(total.dtype).tiny)
         decay: float = self.estimator.decay  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ from dropconnectpp.lab.convolutions import features
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.data.normalisation import ChannelStatistics, channel_statistics, standardise
 from dropconnectpp.lab.device import as_tensor, tensor_cores
+from dropconnectpp.lab.kernels.dense import adagrad_
 from dropconnectpp.lab.network import Shape, linear, log_likelihoods, start
 from dropconnectpp.lab.protocol import Protocol, ProtocolError
 from dropconnectpp.lab.regularisers import KINDS, Regulariser, same_segment
@@ -226,23 +227,16 @@ class Stack:
 
     @torch.no_grad()
     def _adagrad(self, gradients: dict[str, Tensor]) -> None:
-        """p -= step g / sqrt(sum g^2 + epsilon), as Lasagne has it, or with epsilon outside the root."""
         settings = self.protocol.training
         for name, value in self._trained():
-            gradient, accumulator = gradients[name], self.accumulators[name]
-            accumulator.addcmul_(gradient, gradient)
-            if settings.epsilon_inside:
-                root = (accumulator + settings.epsilon).sqrt_()
-            else:
-                root = accumulator.sqrt().add_(settings.epsilon)
-            value.sub_(gradient.div(root).mul_(self._step_sizes_for(name, value)))
+            sizes, total = self._step_sizes_for(name), self.accumulators[name]
+            adagrad_(value, gradients[name], total, sizes, settings.epsilon, settings.epsilon_inside)
 
-    def _step_sizes_for(self, name: str, value: Tensor) -> Tensor:
-        sizes = self.step_sizes
-        if name.startswith("segment"):
-            segment = self.segments[int(name.partition(".")[0].removeprefix("segment"))]
-            sizes = sizes[segment.rows] * segment.regulariser.method.logit_step
-        return sizes.view(-1, *[1] * (value.ndim - 1))
+    def _step_sizes_for(self, name: str) -> Tensor:  # (R,)
+        if not name.startswith("segment"):
+            return self.step_sizes
+        segment = self.segments[int(name.partition(".")[0].removeprefix("segment"))]
+        return self.step_sizes[segment.rows] * segment.regulariser.method.logit_step
 
     # ------------------------------------------------------------------------------------ prediction
 

@@ -1,0 +1,120 @@
+"""Masks, the posterior's gradient and Adagrad for a stack of replicas: one launch each on a GPU with Triton.
+
+Elsewhere, and for what a kernel does not cover, the twin runs, with the same result: masks bit for bit, the rest
+to rounding. Shapes: R replicas along the first axis.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dropconnectpp import functional
+from dropconnectpp.lab.streams import Stream
+
+BLOCK = 1024
+
+
+@cache
+def _compiled() -> Any:
+    """The kernels, or None where Triton is not installed."""
+    try:
+        from dropconnectpp.lab.kernels import _triton
+    except ImportError:
+        return None
+    return _triton
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Whether tensors can go through a kernel that walks over them side by side."""
+    return (
+        all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in tensors) and _compiled() is not None
+    )
+
+
+# ----------------------------------------------------------------------------------------------- masks
+
+
+def draw_masks(stream: Stream, keep: Tensor, replicas: Tensor, step: Tensor | int, draw: int = 0) -> Tensor:
+    """`Stream.bernoulli`: on/off variables (R, ...), True with probability ``keep``."""
+    one = keep[0]
+    constant = one.ndim > 0 and all(stride == 0 for stride in one.stride())
+    if not (keep.is_cuda and keep.dtype == torch.float32 and (one.is_contiguous() or constant) and _compiled()):
+        return stream.bernoulli(keep, replicas, step, draw)
+    count = one.numel()
+    mask = torch.empty(keep.shape, device=keep.device, dtype=torch.bool)
+    where = step if isinstance(step, Tensor) else torch.full((), step, dtype=torch.int64, device=keep.device)
+    _compiled().mask_kernel[(-(-count // (4 * BLOCK)), len(keep))](
+        keep,
+        mask.view(torch.uint8),
+        replicas,
+        where,
+        draw,
+        stream.seed,
+        count,
+        keep.stride(0),
+        0 if constant else 1,
+        BLOCK=BLOCK,
+    )
+    return mask
+
+
+# --------------------------------------------------------------------------- the posterior's gradient
+
+
+def score_pass(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_scale: float) -> tuple[Tensor, Tensor]:
+    """Gradient of kl_scale KL - c (z - pi~) by the logits, for alpha = beta = 1 at the best q(pi), and sum (z - pi~)^2.
+
+    logit and mask are (R, ...), coefficient (R,); the sums are (R,).
+    """
+    if usable(logit) and mask.is_contiguous():
+        return _score_pass_by_kernel(logit, mask, coefficient, kl_scale)
+    _, slope = functional.collapsed_kl(logit, 1.0, 1.0, value=False)
+    assert slope is not None
+    score = functional.bernoulli_score(mask, logit)
+    gradient = slope * kl_scale - coefficient.view(-1, *[1] * (logit.ndim - 1)) * score
+    return gradient, score.square().flatten(1).sum(1)
+
+
+def _score_pass_by_kernel(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_scale: float) -> tuple[Tensor, Tensor]:
+    count = logit[0].numel()
+    programs = -(-count // BLOCK)
+    gradient = torch.empty_like(logit)
+    partial = torch.empty((len(logit), programs), device=logit.device, dtype=torch.float32)
+    _compiled().score_kernel[(programs, len(logit))](
+        logit,
+        mask.view(torch.uint8),
+        coefficient.float().contiguous(),
+        kl_scale,
+        gradient,
+        partial,
+        count,
+        programs,
+        *functional.SLOPE_POLYNOMIAL[torch.float32],
+        BLOCK=BLOCK,
+    )
+    return gradient, partial.sum(1)
+
+
+# --------------------------------------------------------------------------------------------- Adagrad
+
+
+def adagrad_(value: Tensor, gradient: Tensor, total: Tensor, sizes: Tensor, epsilon: float, inside: bool) -> None:
+    """p -= step g / sqrt(sum g^2 + epsilon), as Lasagne has it, or with epsilon outside the root; in place.
+
+    value, gradient and the sum of squares are (R, ...), step sizes (R,).
+    """
+    if value.is_cuda:
+        gradient = gradient.contiguous()  # a filter's may be permuted
+    if usable(value, gradient, total, sizes):
+        count = value[0].numel()
+        _compiled().adagrad_kernel[(-(-count // BLOCK), len(value))](
+            value, gradient, total, sizes, epsilon, count, INSIDE=inside, BLOCK=BLOCK
+        )
+        return
+    total.addcmul_(gradient, gradient)
+    root = (total + epsilon).sqrt_() if inside else total.sqrt().add_(epsilon)
+    value.sub_(gradient.div(root).mul_(sizes.view(-1, *[1] * (value.ndim - 1))))

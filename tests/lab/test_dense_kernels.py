@@ -1,0 +1,152 @@
+"""Kernels of the dense layer: interpreted on the CPU everywhere, and on a GPU, against their plain-torch twins."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dropconnectpp.lab.kernels import dense
+from dropconnectpp.lab.streams import Stream
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
+)
+STREAM = Stream(7, "mask:weight")
+
+# Launched by hand: the package takes CUDA tensors alone. Outputs lie in poisoned buffers, so that a write outside
+# their range shows too.
+INTERPRETED = """
+import torch
+from dropconnectpp import functional
+from dropconnectpp.lab.kernels import dense
+from dropconnectpp.lab.kernels._triton import adagrad_kernel, mask_kernel, score_kernel
+from dropconnectpp.lab.streams import Stream
+
+torch.manual_seed(0)
+replicas, step, stream = torch.tensor([4, 0, 17]), torch.tensor(12), Stream(7, "mask:weight")
+
+def masks(count, block, constant):
+    keep = torch.rand(3, 1).expand(3, count) if constant else torch.rand(3, count)
+    room = torch.full((5, count), 77, dtype=torch.uint8)
+    mask_kernel[(-(-count // (4 * block)), 3)](
+        keep, room[1:], replicas, step, 2, stream.seed, count, keep.stride(0), 0 if constant else 1, BLOCK=block
+    )
+    assert torch.equal(room[1:4].bool(), stream.bernoulli(keep, replicas, step, 2)), (count, block, constant)
+    assert (room[[0, 4]] == 77).all() and (room[1:4] <= 1).all()
+
+def scores(count, block):
+    logit, mask, coefficient = 4 * torch.randn(3, count), torch.rand(3, count) < 0.5, torch.randn(3)
+    logit[0, 0] = 0.0
+    programs = -(-count // block)
+    room, partial = torch.full((5, count), 77.0), torch.full((3, programs), 77.0)
+    score_kernel[(programs, 3)](
+        logit, mask.view(torch.uint8), coefficient, 0.3, room[1:], partial, count, programs,
+        *functional.SLOPE_POLYNOMIAL[torch.float32], BLOCK=block,
+    )
+    gradient, squared = dense.score_pass(logit.double(), mask, coefficient.double(), 0.3)
+    assert torch.allclose(room[1:4].double(), gradient, rtol=1e-5, atol=1e-6), (count, block)
+    assert torch.allclose(partial.sum(1).double(), squared, rtol=1e-5)
+    assert (room[[0, 4]] == 77.0).all()
+
+def steps(count, block, inside):
+    value, total, gradient = torch.randn(5, count), torch.rand(5, count), torch.randn(3, count)
+    gradient[0, 0], sizes = 0.0, torch.tensor([0.1, 0.01, 1.0])
+    wanted = [t.clone() for t in (value, total)]
+    dense.adagrad_(wanted[0][1:4], gradient, wanted[1][1:4], sizes, 1e-6, inside)
+    grid = (-(-count // block), 3)
+    adagrad_kernel[grid](value[1:], gradient, total[1:], sizes, 1e-6, count, INSIDE=inside, BLOCK=block)
+    assert torch.allclose(value, wanted[0], rtol=1e-6, atol=1e-7), (count, block, inside)
+    assert torch.allclose(total, wanted[1], rtol=1e-6)
+
+for count, block in ((1, 4), (5, 4), (16, 4), (130, 8)):
+    for flag in (False, True):
+        masks(count, block, flag)
+        steps(count, block, flag)
+    scores(count, block)
+print("all well")
+"""
+
+
+@needs_triton
+def test_the_interpreted_kernels_are_their_twins() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    found = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert found.stdout.strip() == "all well"
+
+
+def test_the_cpu_never_takes_a_kernel() -> None:
+    assert not dense.usable(torch.zeros(3))
+    keep = torch.full((2, 5), 0.5)
+    replicas = torch.tensor([0, 1])
+    assert torch.equal(dense.draw_masks(STREAM, keep, replicas, 3), STREAM.bernoulli(keep, replicas, 3))
+
+
+def test_a_machine_without_triton_uses_the_twins(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels._triton", None)
+    dense._compiled.cache_clear()
+    try:
+        assert dense._compiled() is None
+    finally:
+        dense._compiled.cache_clear()
+
+
+# ---------------------------------------------------------------------------------------------- on a GPU
+
+REPLICAS = [1, 3, 200]
+COUNTS = [1, 7, 4096, 4 * 1024 + 1, 262_144]
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("replicas", REPLICAS)
+def test_masks_on_a_gpu_are_those_of_the_twin(replicas: int, count: int) -> None:
+    numbers = torch.arange(replicas) * 5
+    keep = torch.rand(replicas, count)
+    for probability in (keep, keep[:, :1].expand(replicas, count)):
+        wanted = STREAM.bernoulli(probability, numbers, 9, 1)
+        on_device = probability.cuda() if probability is keep else keep[:, :1].cuda().expand(replicas, count)
+        for _ in range(3):
+            for step in (9, torch.tensor(9, device="cuda")):
+                assert torch.equal(dense.draw_masks(STREAM, on_device, numbers.cuda(), step, 1).cpu(), wanted)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("replicas", REPLICAS)
+def test_scores_on_a_gpu_are_those_of_the_twin(replicas: int, count: int) -> None:
+    logit, mask = 4 * torch.randn(replicas, count), torch.rand(replicas, count) < 0.5
+    coefficient = torch.randn(replicas)
+    wanted = dense.score_pass(logit.double(), mask, coefficient.double(), 0.3)
+    first = None
+    for _ in range(3):
+        found = dense.score_pass(logit.cuda(), mask.cuda(), coefficient.cuda(), 0.3)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one.cpu().double(), other, rtol=2e-5, atol=2e-6)
+        first = found if first is None else first
+        assert torch.equal(first[0], found[0]), "the same every time"
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("count", COUNTS)
+def test_adagrad_on_a_gpu_is_its_twin(count: int, inside: bool) -> None:
+    value, total, gradient = torch.randn(3, count), torch.rand(3, count), torch.randn(3, count)
+    sizes = torch.tensor([0.1, 0.01, 1.0])
+    on_device = [t.cuda() for t in (value, gradient, total, sizes)]
+    dense.adagrad_(value, gradient, total, sizes, 1e-6, inside)
+    dense.adagrad_(*on_device, 1e-6, inside)
+    # A last place of a value near one: the step is as large as the value.
+    torch.testing.assert_close(on_device[0].cpu(), value, rtol=1e-6, atol=5e-7)
+    torch.testing.assert_close(on_device[2].cpu(), total, rtol=1e-6, atol=0)
