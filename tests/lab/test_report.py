@@ -322,6 +322,8 @@ def test_only_selected_protocols_are_shown(store: Store) -> None:
     digest = fill(store, final, {0: result(75.0, "dropout"), 1: result(76.0, "dropout")})
     step_trial = fill(store, chosen("cifar10", "dropout", epochs=3), {0: result(33.0, "dropout")})
     rate_trial = fill(store, chosen("cifar10", "dropout", holdout=5000), {0: result(44.0, "dropout")})
+    for trial in (step_trial, rate_trial):
+        store.write_note(trial, "trial", True)
     other = fill(store, chosen("cifar10", "none"), {0: result(74.0, "none")})
     store.write_note(other, "selection", {"resolved": other, "step_trials": [], "rate_trials": []})
     evidence = {
@@ -350,10 +352,12 @@ def test_without_selection_everything_not_held_out_is_shown(store: Store) -> Non
     assert [row["method"] for row in tables(store)["accuracy"]] == ["Dropout (rate=0.25)", "Dropout (rate=0.5)"]
 
 
-def test_with_selection_what_no_note_names_is_a_trial(store: Store) -> None:
+def test_a_trial_that_was_chosen_is_shown_and_the_others_are_left_out(store: Store) -> None:
     digest = fill_set(store, kinds=["dropout"])[0]
     store.write_note(store.add(paper("cifar10", "dropout")), "selection", {"resolved": digest})
     trial = fill(store, chosen("svhn", "dropout", epochs=3), {0: result(33.0, "dropout")})
+    for one in (digest, trial):
+        store.write_note(one, "trial", True)
     assert [row["data"] for row in tables(store)["accuracy"]] == ["cifar10"]
     assert f"Left out as trials of step sizes or rates: {trial}." in page(store)
 

@@ -14,26 +14,24 @@ def main() -> None:
         print(f"dcpp needs {error.name}. Install it with: pip install 'dropconnectpp[lab]'", file=sys.stderr)
         raise SystemExit(1) from None
     from dropconnectpp.errors import DropConnectError
-    from dropconnectpp.lab import data_commands
+    from dropconnectpp.lab import data_commands, run_commands
 
     app = typer.Typer(
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         help="DropConnect++: the paper's experiments, and your own.",
     )
-    app.callback()(_root)
+    for command in (run_commands.demo, run_commands.run, run_commands.train, run_commands.report, run_commands.results):
+        app.command()(command)
     app.add_typer(data_commands.app, name="data")
+    app.add_typer(run_commands.store_app, name="store")
     try:
         app()
     except DropConnectError as error:
-        Console(stderr=True).print(f"[bold red]Error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[bold red]Error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True, emoji=False)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-
-
-def _root() -> None:
-    """Keep sub-commands named even while there is one only."""
 
 
 def _escape(text: str) -> str:

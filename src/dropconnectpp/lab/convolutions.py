@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d, pad
 
+from dropconnectpp.lab.kernels.maps import padded_columns, pool_activation, windows
 from dropconnectpp.lab.protocol import Architecture
 
 FEW_MAPS = 4
@@ -48,9 +49,12 @@ def grouped_features(images: Tensor, parameters: dict[str, Tensor], architecture
     x = images.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
     for layer, pooled in enumerate(architecture.pooled):
         weight, bias = parameters[f"conv{layer}.weight"], parameters[f"conv{layer}.bias"]
-        x = grouped_convolution(x, weight, bias, architecture.padding)
-        x = _pool(x, architecture) if pooled else x
-        x = torch.relu(x)
+        if pooled:
+            x = grouped_convolution(x, weight, None, architecture.padding)
+            size, stride = architecture.pool_size, architecture.pool_stride
+            x = pool_activation(x, bias.flatten(), size, stride, architecture.ceil_mode)
+        else:
+            x = torch.relu(grouped_convolution(x, weight, bias, architecture.padding))
     flat: Tensor = x.unflatten(1, (replicas, -1)).transpose(0, 1).flatten(2)
     return flat
 
@@ -59,10 +63,11 @@ def _pool(x: Tensor, architecture: Architecture) -> Tensor:
     return max_pool2d(x, architecture.pool_size, architecture.pool_stride, ceil_mode=architecture.ceil_mode)
 
 
-def grouped_convolution(x: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
-    """Each replica's maps with its own filters: x (B, R*C, H, W), weight (R, O, C, K, K), bias (R, O)."""
+def grouped_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+    """Each replica's maps with its own filters: x (B, R*C, H, W), weight (R, O, C, K, K), bias (R, O) or none."""
     if x.dtype != torch.bfloat16:
-        return conv2d(x, weight.flatten(0, 1), bias.flatten(), padding=padding, groups=len(weight))
+        flat = None if bias is None else bias.flatten()
+        return conv2d(x, weight.flatten(0, 1), flat, padding=padding, groups=len(weight))
     # Not by requires_grad alone: in evaluation no layer needs gradients, and the windows of many maps fill the memory.
     first = weight.shape[2] <= FEW_MAPS and not x.requires_grad
     kind = _FirstConvolution if first else _MixedConvolution
@@ -78,23 +83,23 @@ class _MixedConvolution(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
         low = weight.to(torch.bfloat16).flatten(0, 1).contiguous(memory_format=torch.channels_last)
         ctx.save_for_backward(x, low)
         ctx.padding, ctx.shape = padding, weight.shape
-        return conv2d(x, low, bias.flatten().to(torch.bfloat16), padding=padding, groups=len(weight))
+        flat = None if bias is None else bias.flatten().to(torch.bfloat16)
+        return conv2d(x, low, flat, padding=padding, groups=len(weight))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
         x, low = ctx.saved_tensors
-        replicas, outputs, inputs, side, _ = ctx.shape
+        replicas, side = ctx.shape[0], ctx.shape[-1]
         wanted = [ctx.needs_input_grad[0], False, False]
         by_input = torch.ops.aten.convolution_backward(
             gradient, x, low, None, [1, 1], [ctx.padding] * 2, [1, 1], False, [0, 0], replicas, wanted
         )[0]
-        by_weight = _weight_gradient(_windows(x, replicas, side, ctx.padding), gradient, replicas)
-        by_weight = by_weight.view(replicas, outputs, side, side, inputs).permute(0, 1, 4, 2, 3)
-        return by_input, by_weight, _bias_gradient(gradient, replicas), None
+        by_weight = _weight_gradient(windows(x, replicas, side, ctx.padding), gradient, ctx.shape)
+        return by_input, by_weight, _bias_gradient(gradient, replicas) if ctx.needs_input_grad[2] else None, None
 
 
 class _FirstConvolution(torch.autograd.Function):
@@ -102,49 +107,39 @@ class _FirstConvolution(torch.autograd.Function):
     again, and cuDNN's grouped convolution of three maps is five times as slow."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
         replicas, outputs, inputs, side, _ = weight.shape
         batch, _, height, width = x.shape
-        extra = -inputs % 4  # four bf16 values are copied as one 8-byte word
-        if extra:
-            x = pad(x.unflatten(1, (replicas, inputs)), [0, 0, 0, 0, 0, extra]).flatten(1, 2)
-            x = x.contiguous(memory_format=torch.channels_last)
-        windows = _windows(x, replicas, side, padding)  # (R, B*H*W, K*K*C)
-        filters = pad(weight, [0, 0, 0, 0, 0, extra]).permute(0, 3, 4, 2, 1).flatten(1, 3).to(torch.bfloat16)
+        laid = windows(x, replicas, side, padding)  # (R, B*H*W, columns)
+        filters = weight.permute(0, 3, 4, 2, 1).flatten(1, 3).to(torch.bfloat16)
+        filters = pad(filters, [0, 0, 0, padded_columns(inputs, side) - filters.shape[1]])
         rows, columns = height + 2 * padding - side + 1, width + 2 * padding - side + 1
         stacked = torch.empty((batch * rows * columns, replicas, outputs), dtype=x.dtype, device=x.device)
-        torch.bmm(windows, filters, out=stacked.transpose(0, 1))
-        stacked += bias.to(x.dtype)
-        ctx.save_for_backward(windows)
+        torch.bmm(laid, filters, out=stacked.transpose(0, 1))
+        if bias is not None:
+            stacked += bias.to(x.dtype)
+        ctx.save_for_backward(laid)
         ctx.shape = weight.shape
         return stacked.view(batch, rows, columns, replicas * outputs).permute(0, 3, 1, 2)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor, None]:
-        (windows,) = ctx.saved_tensors
-        replicas, outputs, inputs, side, _ = ctx.shape
-        by_weight = _weight_gradient(windows, gradient, replicas).view(replicas, outputs, side, side, -1)
-        return None, by_weight[..., :inputs].permute(0, 1, 4, 2, 3), _bias_gradient(gradient, replicas), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor | None, None]:
+        (laid,) = ctx.saved_tensors
+        by_bias = _bias_gradient(gradient, ctx.shape[0]) if ctx.needs_input_grad[2] else None
+        return None, _weight_gradient(laid, gradient, ctx.shape), by_bias, None
 
 
-def _windows(x: Tensor, replicas: int, side: int, padding: int) -> Tensor:
-    """Every window of every map, (R, B*H*W, K*K*C), in one copy of 8-byte words."""
-    batch, channels, height, width = x.shape
-    padded = pad(x.permute(0, 2, 3, 1), [0, 0, padding, padding, padding, padding]).contiguous()
-    words = padded.view(batch, height + 2 * padding, width + 2 * padding, replicas, channels // replicas)
-    if words.shape[-1] % 4 == 0:
-        words = words.view(torch.int64)
-    windows = words.unfold(1, side, 1).unfold(2, side, 1)  # (B, H, W, R, C, K, K), no copy yet
-    copied = windows.permute(3, 0, 1, 2, 5, 6, 4).contiguous()
-    return copied.view(x.dtype).flatten(4).flatten(1, 3)
-
-
-def _weight_gradient(windows: Tensor, gradient: Tensor, replicas: int) -> Tensor:
-    """(R, O, K*K*C) in float32: the sum over examples and places."""
+def _weight_gradient(laid: Tensor, gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """(R, O, C, K, K) in float32 from windows and the output's gradient: the sum over examples and places."""
+    replicas, _, inputs, side, _ = shape
     left = gradient.permute(0, 2, 3, 1).flatten(0, 2).unflatten(1, (replicas, -1)).permute(1, 2, 0)  # (R, O, B*H*W)
-    if windows.device.type == "cpu":
-        return torch.bmm(left.float(), windows.float())
-    return torch.bmm(left, windows, out_dtype=torch.float32)
+    if laid.device.type == "cpu":
+        product = torch.bmm(left.float(), laid.float())
+    else:
+        product = torch.bmm(left, laid, out_dtype=torch.float32)
+    filters = product[..., : side * side * inputs].unflatten(-1, (side, side, inputs))
+    ordered: Tensor = filters.permute(0, 1, 4, 2, 3)
+    return ordered
 
 
 def _bias_gradient(gradient: Tensor, replicas: int) -> Tensor:

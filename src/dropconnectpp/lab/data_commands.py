@@ -32,7 +32,7 @@ class Source(StrEnum):
 Name = Annotated[str, typer.Argument(help="A name that `dcpp data list` shows, or folder:PATH.", show_default=False)]
 Directory = Annotated[
     Path | None,
-    typer.Option("--data-dir", envvar="DCPP_DATA", help="Where prepared data sets live. [default: your cache folder]"),
+    typer.Option("--data-dir", envvar="DCPP_DATA", help="Where prepared data sets live (default: your cache folder)."),
 ]
 
 

@@ -41,12 +41,10 @@ class Selection:
     """Of the training set, on which rates are compared."""
 
     def __post_init__(self) -> None:
-        for name in ("step_sizes", "rates"):
-            values, top = getattr(self, name), 1.0 if name == "rates" else math.inf
-            inside = all(0.0 < v < top or (v == 0.0 and name == "rates") for v in values)
-            if not values or not inside:
-                rule = "in [0, 1)" if name == "rates" else "above 0"
-                raise ProtocolError(f"{name} must be one or more numbers {rule}, got {values}.")
+        if not self.step_sizes or not all(0.0 < step < math.inf for step in self.step_sizes):
+            raise ProtocolError(f"step_sizes must be one or more positive numbers, got {self.step_sizes}.")
+        if not self.rates or not all(0.0 <= rate < 1.0 for rate in self.rates):
+            raise ProtocolError(f"rates must be one or more numbers in [0, 1), got {self.rates}.")
         for name in ("step_epochs", "step_replicas", "rate_epochs", "rate_replicas"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -116,6 +114,8 @@ def _choose_steps(
         ]
         # What diverged has an infinite loss and comes last.
         best = min(measured, key=lambda one: one["loss"] if math.isfinite(one["loss"]) else math.inf)
+        if not math.isfinite(best["loss"]):
+            runner.display.note(f"Every step size diverged, {best['step_size']} is taken. Try smaller ones.")
         found[digest] = {"step_size": best["step_size"], "trials": measured}
     return found
 
@@ -125,6 +125,11 @@ def _choose_rates(
 ) -> dict[str, dict[str, Any]] | None:
     trials: dict[str, dict[float, Protocol]] = {}
     for digest, protocol in protocols.items():
+        if protocol.training.holdout:
+            raise ProtocolError(
+                "a protocol with a holdout of its own would choose its rate on examples it is evaluated on. "
+                "Give the rate, or leave out the holdout."
+            )
         holdout = max(1, round(settings.holdout_share * len(runner.dataset(protocol.data).train)))
         epochs = settings.rate_epochs or protocol.training.epochs
         training = replace(protocol.training, holdout=holdout, epochs=epochs)
@@ -154,12 +159,16 @@ def _run(trials: dict[str, dict[float, Protocol]], runner: Runner, replicas: int
     units = [Unit(protocol, replica) for protocol in protocols.values() for replica in range(replicas)]
     if not units:
         return {}
+    with runner.store() as store:
+        for protocol in protocols.values():
+            store.add(protocol)
+            store.write_note(protocol.digest, "trial", True)
     waiting = False
     while (outcome := runner.run(units)).left:
         if outcome.stopped or (runner.deadline is not None and time.monotonic() + WAIT_S > runner.deadline):
             return None
         if not waiting:
-            runner.display.note(f"Waiting for {outcome.left} trials that other processes train.")
+            runner.display.note(f"Waiting for trials that other processes train: {outcome.left} left.")
         waiting = True
         time.sleep(WAIT_S)
     with runner.store(read_only=True) as store:

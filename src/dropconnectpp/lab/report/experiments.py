@@ -109,10 +109,7 @@ class Selected:
 
 
 def select(rows: Iterable[Row], notes: Notes) -> Selected:
-    """The experiments to show: the protocols that notes "selection" name as resolved.
-
-    The others are trials. Without such notes, every protocol evaluated on the test set is shown.
-    """
+    """The experiments to show: those evaluated on the test set, but for what a note marks as a trial and none chose."""
     by_digest: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_digest[row.key.digest].append(row)
@@ -121,10 +118,10 @@ def select(rows: Iterable[Row], notes: Notes) -> Selected:
     for digest in sorted(by_digest):
         protocol = by_digest[digest][0].protocol
         held_out = bool(_table(protocol.settings, "training").get("holdout", 0))
-        if not held_out and (digest in chosen or not chosen):
-            shown.append(plain_experiment(protocol, by_digest[digest]))
-        else:
+        if held_out or ((digest, "trial") in notes and digest not in chosen):
             trials.append(digest)
+        else:
+            shown.append(plain_experiment(protocol, by_digest[digest]))
     return Selected(tuple(_sorted(_named(shown))), tuple(trials))
 
 

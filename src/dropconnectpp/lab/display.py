@@ -1,0 +1,96 @@
+"""How a run shows itself: progress bars in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from dropconnectpp.lab.runner import Display
+
+LINE_EVERY_S = 20.0
+"""Between plain lines of one stack."""
+
+
+class Lines(Display):
+    """For logs and pipes: a line when something begins or ends, and now and then in between."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._title, self._epochs, self._done, self._first = "", 0, 0, 0
+        self._since = self._last = time.monotonic()
+
+    def note(self, text: str) -> None:
+        _print(self.console, text)
+
+    def group(self, title: str, replicas: int, epochs: int, done: int) -> None:
+        self._title, self._epochs, self._first, self._since = title, epochs, done, time.monotonic()
+        self._last = self._since
+        resumed = f", going on after epoch {done}" if done else ""
+        self.note(f"{title}: {_count(replicas)}, {epochs} epochs{resumed}")
+
+    def epoch(self, done: int, loss: float, accuracy: float | None) -> None:
+        now = time.monotonic()
+        if now - self._last < LINE_EVERY_S and done < self._epochs:
+            return
+        self._last = now
+        left = (now - self._since) / max(done - self._first, 1) * (self._epochs - done)
+        self.note(f"  epoch {done}/{self._epochs}, {_figures(loss, accuracy)}, {left:.0f} s left")
+
+
+class Bars(Display):
+    """For a terminal: one bar a stack, with loss, accuracy and time left."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self._task = progress.add_task("", total=None, figures="", visible=False)
+        self._accuracy: float | None = None
+
+    def note(self, text: str) -> None:
+        _print(self.progress.console, text)
+
+    def group(self, title: str, replicas: int, epochs: int, done: int) -> None:
+        self.progress.remove_task(self._task)
+        self._accuracy = None
+        description = f"{title}, {_count(replicas)}"
+        self._task = self.progress.add_task(description, total=epochs, completed=done, figures="")
+
+    def epoch(self, done: int, loss: float, accuracy: float | None) -> None:
+        self._accuracy = self._accuracy if accuracy is None else accuracy  # the last one stays in sight
+        self.progress.update(self._task, completed=done, figures=_figures(loss, self._accuracy))
+
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        self.progress.update(self._task, figures=f"{what} {done:,}/{total:,}")
+
+    def group_finished(self) -> None:
+        self.progress.stop_task(self._task)
+
+
+def _print(console: Console, text: str) -> None:
+    """Text as it is: in `folder:cat: DropConnect` rich would see an emoji, in brackets a style."""
+    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def _count(replicas: int) -> str:
+    return "1 replica" if replicas == 1 else f"{replicas} replicas"
+
+
+def _figures(loss: float, accuracy: float | None) -> str:
+    shown = f"loss {loss:.3f}" if math.isfinite(loss) else "loss not finite"
+    return shown if accuracy is None else f"{shown}, accuracy {accuracy:.1f}%"
+
+
+def make_progress(console: Console) -> Progress:
+    """The bars' columns."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TextColumn("{task.completed:.0f}/{task.total}"),
+        TextColumn("{task.fields[figures]}", markup=False),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )

@@ -1,0 +1,131 @@
+"""The paper's experiments by name, and anybody's own from a TOML file: what to train, and how often."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dropconnectpp.lab.protocol import (
+    PAPER_METHODS,
+    Architecture,
+    Evaluation,
+    Method,
+    Protocol,
+    ProtocolError,
+    from_dict,
+    paper,
+)
+from dropconnectpp.lab.selection import Selection
+
+NAMES = ("table1", "table2", "table3", "figure1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Protocols to complete and to train, how many replicas of each, and how to choose what is open."""
+
+    protocols: tuple[Protocol, ...]
+    repeats: int = 50
+    selection: Selection = field(default_factory=Selection)
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ProtocolError(f"repeats must be at least 1, got {self.repeats}.")
+        if not self.protocols:
+            raise ProtocolError("an experiment needs at least one method.")
+
+
+def of_the_paper(
+    name: str,
+    data: str,
+    *,
+    methods: Sequence[str] = tuple(PAPER_METHODS),
+    repeats: int = 50,
+    epochs: int | None = None,
+    step_size: float | None = None,
+    rate: float | None = None,
+    hyper: str | None = None,
+    root_seed: int = 0,
+    foreign: str | None = None,
+) -> Experiment:
+    """Table 1, Table 3 or Figure 1 on one data set: the same trainings, of which each shows a part."""
+    if name not in NAMES:
+        raise ProtocolError(f"There is no experiment {name!r}. Choose from {', '.join(NAMES)}, or give a TOML file.")
+    if name == "table3":
+        methods = ["dropconnect++"]
+    protocols = []
+    for method in methods:
+        protocol = paper(data, method)
+        epochs = protocol.training.epochs if epochs is None else epochs
+        chosen = protocol.method
+        if chosen.has_rate and rate is not None:
+            chosen = replace(chosen, rate=rate)
+        if chosen.kind == "dropconnect++" and hyper is not None:
+            chosen = replace(chosen, hyper=hyper)  # type: ignore[arg-type]
+        training = replace(protocol.training, step_size=step_size, epochs=epochs)
+        evaluation = replace(protocol.evaluation, foreign=foreign)
+        protocols.append(
+            replace(protocol, method=chosen, training=training, evaluation=evaluation, root_seed=root_seed)
+        )
+    return Experiment(protocols=tuple(protocols), repeats=repeats)
+
+
+def from_file(path: Path) -> Experiment:
+    """An experiment of one's own: `repeats`, `[protocol]`, `[[methods]]`, `[selection]`; all of them optional."""
+    try:
+        with path.open("rb") as file:
+            content: dict[str, Any] = tomllib.load(file)
+    except FileNotFoundError as error:
+        raise ProtocolError(
+            f"{path}: there is no such file. The paper's experiments are {', '.join(NAMES)}."
+        ) from error
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"{path}: cannot be read ({error}).") from error
+    try:
+        return _from_content(content)
+    except ProtocolError as error:
+        raise ProtocolError(f"{path}: {error}") from None
+
+
+def _from_content(content: dict[str, Any]) -> Experiment:
+    for name, value in content.items():
+        if name not in ("repeats", "protocol", "methods", "selection"):
+            raise ProtocolError(f"{name} is no setting. Known: repeats, protocol, methods, selection.")
+        if name in ("protocol", "selection") and not isinstance(value, dict):
+            raise ProtocolError(f"{name} must be a table, under [{name}], got {value!r}.")
+    base = from_dict(Protocol, content.get("protocol", {}), "protocol.")
+    chosen = [base.method]
+    if "methods" in content:
+        methods = content["methods"]
+        if not isinstance(methods, list) or not all(isinstance(one, dict) for one in methods):
+            raise ProtocolError("methods must be tables, each under [[methods]].")
+        if "method" in content.get("protocol", {}):
+            raise ProtocolError("protocol.method is one method and [[methods]] are several: give one or the other.")
+        chosen = [from_dict(Method, one, "methods.") for one in methods]
+    selection = from_dict(Selection, content.get("selection", {}), "selection.")
+    repeats = content.get("repeats", 10)
+    if type(repeats) is not int:
+        raise ProtocolError(f"repeats must be a whole number, got {repeats!r}.")
+    return Experiment(
+        protocols=tuple(replace(base, method=method) for method in chosen), repeats=repeats, selection=selection
+    )
+
+
+def demo(repeats: int = 4, epochs: int = 6) -> Experiment:
+    """Table 1 in small, on the embedded pictures: a narrow network, few epochs, few repeats."""
+    architecture = Architecture(maps=(8, 8, 16), hidden=32)
+    evaluation = Evaluation(
+        every=2, curve_samples=10, samples=(1, 10, 30), shares=(1.0, 0.5, 0.25, 0.1), predictive_samples=10
+    )
+    fixed = [
+        Method(kind="none"),
+        Method(kind="dropout", rate=0.5),
+        Method(kind="dropconnect", rate=0.5),
+        Method(kind="dropconnect++"),
+    ]
+    base = Protocol(data="fashion-mini", architecture=architecture, evaluation=evaluation)
+    training = replace(base.training, step_size=0.01, batch_size=64, epochs=epochs)
+    return Experiment(protocols=tuple(replace(base, method=m, training=training) for m in fixed), repeats=repeats)

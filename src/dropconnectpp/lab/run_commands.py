@@ -1,0 +1,405 @@
+"""`dcpp run`, `train`, `demo`, `results` and `store merge`."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dropconnectpp.lab.protocol import PAPER_METHODS, ProtocolError
+
+if TYPE_CHECKING:
+    from dropconnectpp.lab.experiments import Experiment
+    from dropconnectpp.lab.runner import Runner
+
+store_app = typer.Typer(no_args_is_help=True, help="Work with stores of results.")
+
+
+class Format(StrEnum):
+    """How `results` writes."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+
+
+DataDirectory = Annotated[
+    Path | None,
+    typer.Option("--data-dir", envvar="DCPP_DATA", help="Where prepared data sets live (default: your cache folder)."),
+]
+Out = Annotated[Path, typer.Option("--out", help="Folder of results and checkpoints; the same one goes on.")]
+DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+AtOnce = Annotated[
+    int | None, typer.Option("--replicas-at-once", min=1, help="Most replicas of a stack (default: as many as fit).")
+]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option("--time-limit", help="Stop in time, with everything kept: 90s, 9m, 1h30m. The same command goes on."),
+]
+
+
+def duration(text: str) -> float:
+    """Seconds of a time such as 90s, 9m or 1h30m; a bare number is seconds.
+
+    >>> duration("1h30m")
+    5400.0
+    """
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    if not text or found is None:
+        raise ProtocolError(f"time-limit must look like 90s, 9m or 1h30m, got {text!r}.")
+    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(3600 * hours + 60 * minutes + seconds)
+
+
+def run(
+    what: Annotated[
+        str, typer.Argument(help="table1, table2, table3, figure1, or a TOML file of your own.", show_default=False)
+    ],
+    context: typer.Context,
+    dataset: Annotated[str, typer.Option(help="A name that `dcpp data list` shows, or folder:PATH.")] = "cifar10",
+    repeats: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Networks of each method, from different random starts (default: 50, or what the file says)."
+        ),
+    ] = None,
+    methods: Annotated[str, typer.Option(help="Which of the methods, with commas between.")] = ",".join(PAPER_METHODS),
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs of each training (default: the paper's 100).")
+    ] = None,
+    step_size: Annotated[float | None, typer.Option(help="Adagrad's (default: chosen as in the paper).")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Dropout's and DropConnect's (default: chosen on held-out data).")
+    ] = None,
+    hyper: Annotated[
+        str | None, typer.Option(help="DropConnect++'s Beta posterior: learned (the paper's) or optimal.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Root of every random number.")] = 0,
+    foreign: Annotated[str | None, typer.Option(help="Another data set that should make the network unsure.")] = None,
+    device: DeviceName = "auto",
+    out: Out = Path("dcpp-results"),
+    replicas_at_once: AtOnce = None,
+    time_limit: TimeLimit = None,
+    data_dir: DataDirectory = None,
+) -> None:
+    """Run an experiment of the paper, or your own, and write tables and a page.
+
+    Killed or stopped at any moment, the same command goes on. Several processes may share a folder. Examples:
+
+      dcpp run table1 --dataset cifar10 --repeats 50 --device cuda
+
+      dcpp run table1 --dataset fashion-mini --epochs 5 --repeats 3
+
+      dcpp run mine.toml --out results --time-limit 9m
+    """
+    from dropconnectpp.lab import experiments
+
+    if what not in experiments.NAMES and (what.endswith(".toml") or Path(what).is_file()):
+        experiment = experiments.from_file(Path(what))
+        _refuse_paper_options(what, context)
+        experiment = experiment if repeats is None else replace(experiment, repeats=repeats)
+    else:
+        experiment = experiments.of_the_paper(
+            what,
+            dataset,
+            methods=[name.strip() for name in methods.split(",") if name.strip()],
+            repeats=50 if repeats is None else repeats,
+            epochs=epochs,
+            step_size=step_size,
+            rate=rate,
+            hyper=hyper,
+            root_seed=seed,
+            foreign=foreign,
+        )
+    with _runner(out, device, data_dir, replicas_at_once, time_limit) as runner:
+        _check_data(experiment, runner)
+        _remember_command(experiment, runner)
+        if what == "table2":
+            _time(experiment, runner)
+        elif not _train(experiment, runner):
+            raise typer.Exit(3)
+    _report(out, what)
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder of results and of the page.")] = Path("dcpp-demo"),
+    repeats: Annotated[int, typer.Option(min=1, help="Networks of each method.")] = 4,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training.")] = 6,
+    device: DeviceName = "auto",
+) -> None:
+    """Table 1 in small, on pictures that come with the package: minutes on a laptop.
+
+    Four methods, several repeats, significance, Monte Carlo prediction, timings and the learned posterior. Too
+    small to say which method is better; that is what `dcpp run table1` is for.
+    """
+    from dropconnectpp.lab import experiments
+
+    experiment = experiments.demo(repeats, epochs)
+    with _runner(out, device, None, None, None) as runner:
+        _remember_command(experiment, runner)
+        if not _train(experiment, runner):
+            raise typer.Exit(3)
+        _time(experiment, runner, repeats=3, steps=5)
+    _report(out)
+
+
+def train(
+    model: Annotated[Path, typer.Option("--model", help="Where to write the trained network, as safetensors.")],
+    dataset: Annotated[str, typer.Option(help="A name that `dcpp data list` shows, or folder:PATH.")] = "fashion-mini",
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(PAPER_METHODS)}.")] = "dropconnect++",
+    estimator: Annotated[str, typer.Option(help="How DropConnect++ learns its keep probabilities.")] = "bbvi",
+    hyper: Annotated[str, typer.Option(help="DropConnect++'s Beta posterior: learned or optimal.")] = "learned",
+    rate: Annotated[float, typer.Option(help="Dropout's or DropConnect's.")] = 0.5,
+    step_size: Annotated[float, typer.Option(help="Adagrad's.")] = 0.01,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training set.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Root of every random number.")] = 0,
+    device: DeviceName = "auto",
+    data_dir: DataDirectory = None,
+) -> None:
+    """Train one network and write it as a model that `dropconnectpp.load` reads.
+
+    Example:
+
+      dcpp train --model net.safetensors --dataset fashion-mini --method dropconnect++ --epochs 10
+    """
+    import dropconnectpp
+    from dropconnectpp.lab import data, evaluation, modules
+    from dropconnectpp.lab import device as devices
+    from dropconnectpp.lab.protocol import paper
+    from dropconnectpp.lab.training import Stack, Unit
+
+    protocol = paper(dataset, method)
+    changes: dict[str, Any] = {"estimator": estimator, "hyper": hyper} if method == "dropconnect++" else {}
+    chosen = replace(protocol.method, rate=rate if protocol.method.has_rate else None, **changes)
+    protocol = replace(
+        protocol, method=chosen, training=replace(protocol.training, step_size=step_size, epochs=epochs), root_seed=seed
+    )
+    if not model.parent.is_dir():
+        raise ProtocolError(f"{model}: its folder does not exist. Make it, or give another path.")
+    if model.is_dir():
+        raise ProtocolError(f"{model}: a folder. Give the path of a file in it.")
+    stack = Stack([Unit(protocol, 0)], data.load(dataset, directory=data_dir), devices.choose(device))
+    with _display() as display:
+        display.group(f"{dataset}: {chosen.label}", 1, epochs, 0)
+        for epoch in range(1, epochs + 1):
+            loss = float(stack.train_epoch()[0])
+            last = epoch == epochs
+            point = evaluation.along_the_way(stack, replace(protocol.evaluation, curve_samples=0))[0] if last else {}
+            display.epoch(epoch, loss, point.get("accuracy"))
+    if not math.isfinite(loss):
+        raise ProtocolError(
+            f"the training diverged at step size {step_size} and nothing was written. Use a smaller one."
+        )
+    dropconnectpp.save(modules.to_module(stack, 0), model)
+    print(f"Test accuracy {point['accuracy']:.2f}% by Eq. (19). Written: {model}")
+
+
+def results(
+    out: Out = Path("dcpp-results"),
+    format: Annotated[Format, typer.Option("--format", help="How to write them.")] = Format.table,
+) -> None:
+    """Write the finished rows of a folder: one line a network.
+
+    Example:
+
+      dcpp results --out dcpp-results --format csv > results.csv
+    """
+    from dropconnectpp.lab.result_tables import to_table, write_csv, write_json
+    from dropconnectpp.lab.store import Store
+
+    with Store.open(out / "results.sqlite", read_only=True) as store:
+        rows = [row for row in store.rows() if row.status != "running"]
+    if format is Format.csv:
+        write_csv(rows, sys.stdout)
+    elif format is Format.json:
+        write_json(rows, sys.stdout)
+    else:
+        table = Table(title=Text(f"Results in {out}"), title_justify="left")
+        names = ("digest", "label", "data", "replica", "status", "accuracy", "nll", "seconds")
+        for name in names:
+            number = name in ("replica", "accuracy", "nll", "seconds")
+            table.add_column(name, justify="right" if number else "left", overflow="fold")
+        for line in to_table(rows):
+            cells = (line.get(name) for name in names)
+            table.add_row(*(Text(f"{c:.4g}" if isinstance(c, float) else str("" if c is None else c)) for c in cells))
+        console = Console()
+        console.width = console.width if console.is_terminal else 1000  # a pipe has no edge
+        console.print(table)
+
+
+@store_app.command()
+def merge(
+    into: Annotated[Path, typer.Argument(help="The folder or store file that receives.", show_default=False)],
+    others: Annotated[list[Path], typer.Argument(help="Folders or store files to add.", show_default=False)],
+) -> None:
+    """Join results from several machines without doubling a row.
+
+    What differs in two folders is counted as a conflict, stays as the first has it, and gives exit code 1. Example:
+
+      dcpp store merge all machine1 machine2
+    """
+    from dropconnectpp.lab.store import Store
+
+    if not into.is_file():
+        _make_folder(into)
+    conflicts = 0
+    with Store.open(into if into.is_file() else into / "results.sqlite") as store:
+        for other in others:
+            merged = store.merge(other / "results.sqlite" if other.is_dir() else other)
+            conflicts += len(merged.conflicts)
+            print(
+                f"{other}: {len(merged.added)} rows added, {len(merged.already_there)} already there, "
+                f"{len(merged.conflicts)} in conflict (ours stayed)"
+            )
+    if conflicts:
+        raise typer.Exit(1)
+
+
+def report(out: Out = Path("dcpp-results")) -> None:
+    """Write the tables and the page of a folder anew, also while it is being filled.
+
+    Example:
+
+      dcpp report --out dcpp-results
+    """
+    _report(out)
+
+
+# ------------------------------------------------------------------------------------------ the parts
+
+
+@contextmanager
+def _display() -> Iterator[Any]:
+    from dropconnectpp.lab.display import Bars, Lines, make_progress
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Lines(console)
+        return
+    with make_progress(console) as progress:
+        yield Bars(progress)
+
+
+@contextmanager
+def _runner(
+    out: Path, device: str, data_dir: Path | None, at_once: int | None, time_limit: str | None
+) -> Iterator[Runner]:
+    from dropconnectpp.lab import data
+    from dropconnectpp.lab import device as devices
+    from dropconnectpp.lab.runner import Runner
+
+    deadline = None if time_limit is None else time.monotonic() + duration(time_limit)
+    chosen = devices.choose(device)
+    _make_folder(out)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)  # a polite end, as by Ctrl-C
+    try:
+        with _display() as display:
+            yield Runner(
+                out,
+                chosen,
+                lambda name: data.load(name, directory=data_dir),
+                display,
+                group=at_once,
+                deadline=deadline,
+            )
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Stopped. What was finished or checkpointed is kept; the same command goes on.")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ProtocolError(f"{path}: cannot be made a folder ({error.strerror}). Give another path.") from error
+
+
+def _refuse_paper_options(what: str, context: typer.Context) -> None:
+    """A file says everything itself; an option that it would overrule must not pass unnoticed."""
+    for name in ("dataset", "methods", "epochs", "step_size", "rate", "hyper", "seed", "foreign"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ProtocolError(f"--{name.replace('_', '-')} is for the paper's experiments. Write it into {what}.")
+
+
+def _check_data(experiment: Experiment, runner: Runner) -> None:
+    """Before hours of training and before anything is written."""
+    for protocol in experiment.protocols:
+        shape = runner.dataset(protocol.data).shape
+        foreign = protocol.evaluation.foreign
+        if foreign and (other := runner.dataset(foreign).shape)[1:] != shape[1:]:
+            raise ProtocolError(
+                f"foreign pictures must be as large as those of {protocol.data}, {shape[1]} x {shape[2]}, and those of "
+                f"{foreign} are {other[1]} x {other[2]}."
+            )
+
+
+def _train(experiment: Experiment, runner: Runner) -> bool:
+    """Choose what is open, then train; whether everything is finished now."""
+    from dropconnectpp.lab.selection import select
+    from dropconnectpp.lab.training import Unit
+
+    complete = select(experiment.protocols, runner, experiment.selection)
+    if complete is None:
+        return False
+    outcome = runner.run([Unit(p, replica) for p in complete.values() for replica in range(experiment.repeats)])
+    if outcome.left and not outcome.stopped:
+        runner.display.note(f"Other processes train the rest: {outcome.left} left.")
+    return not outcome.left
+
+
+def _time(experiment: Experiment, runner: Runner, repeats: int = 5, steps: int = 30) -> None:
+    from dropconnectpp.lab import timing
+
+    for protocol in timing.in_turn(experiment.protocols):
+        runner.display.note(f"timing {protocol.method.label}")
+        timed = timing.complete(protocol)
+        found = timing.measure(timed, runner.dataset(protocol.data), runner.device, repeats=repeats, steps=steps)
+        with runner.store() as store:
+            store.add(protocol)
+            store.write_note(protocol.digest, "timings", found)
+
+
+def _remember_command(experiment: Experiment, runner: Runner) -> None:
+    """The page shows what made its numbers, whoever builds it later."""
+    with runner.store() as store:
+        for protocol in experiment.protocols:
+            store.add(protocol)
+            store.write_note(protocol.digest, "command", shlex.join(["dcpp", *sys.argv[1:]]))
+
+
+SHOWN = {"table2": ("time", "prediction"), "table3": ("samples",), "figure1": ("accuracy", "shares")}
+"""Which tables a command ends with; the others are on the page."""
+
+
+def _report(out: Path, what: str = "table1") -> None:
+    from dropconnectpp.lab import report as reports
+    from dropconnectpp.lab.store import Store
+
+    with Store.open(out / "results.sqlite", read_only=True) as store:
+        commands = {str(value) for (_, name), value in store.notes().items() if name == "command"}
+    page = reports.build(out / "results.sqlite", out, command="; ".join(sorted(commands)))
+    print(reports.text(out / "results.sqlite", SHOWN.get(what, ("accuracy", "significance"))))
+    print(f"The page with all tables and figures: {page}")

@@ -1,0 +1,197 @@
+"""What a run shows: plain lines for a log, bars for a terminal, and text from outside as it is."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+from rich.console import Console
+
+from dropconnectpp.lab import display as module
+from dropconnectpp.lab.display import Bars, Lines, make_progress
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module.time, "monotonic", clock.monotonic)
+    return clock
+
+
+@pytest.fixture
+def log(clock) -> tuple[Lines, Callable[[], list[str]]]:
+    stream = io.StringIO()
+    lines = Lines(Console(file=stream, force_terminal=False, width=40))
+    return lines, lambda: stream.getvalue().splitlines()
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[Bars, Callable[[], str]]]:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=120, color_system=None)
+    with make_progress(console) as progress:
+
+        def shown() -> str:
+            stream.seek(0)
+            stream.truncate()
+            progress.refresh()
+            return stream.getvalue()
+
+        yield Bars(progress), shown
+
+
+# ---------------------------------------------------------------------------------------------- lines
+
+
+def test_a_log_says_what_begins_and_how_it_ends(log, clock):
+    lines, text = log
+    lines.group("cifar10: Dropout", 8, 10, 0)
+    clock.now = 5.0
+    lines.epoch(10, 1.23456, 71.25)
+    assert text() == ["cifar10: Dropout: 8 replicas, 10 epochs", "  epoch 10/10, loss 1.235, accuracy 71.2%, 0 s left"]
+
+
+def test_a_log_speaks_only_now_and_then_and_tells_the_time_left(log, clock):
+    lines, text = log
+    lines.group("cifar10: Dropout", 8, 100, 0)
+    for epoch in range(1, 11):
+        clock.now = 5.0 * epoch
+        lines.epoch(epoch, 2.0, None)
+    assert text()[1:] == ["  epoch 4/100, loss 2.000, 480 s left", "  epoch 8/100, loss 2.000, 460 s left"]
+
+
+def test_a_log_counts_a_resumed_stack_from_where_it_stands(log, clock):
+    lines, text = log
+    clock.now = 1000.0
+    lines.group("cifar10: Dropout", 1, 100, 60)
+    clock.now = 1020.0
+    lines.epoch(70, 2.0, None)
+    assert text() == [
+        "cifar10: Dropout: 1 replica, 100 epochs, going on after epoch 60",
+        "  epoch 70/100, loss 2.000, 60 s left",
+    ]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_log_says_that_a_loss_is_not_finite(log, loss):
+    lines, text = log
+    lines.group("x", 1, 1, 0)
+    lines.epoch(1, loss, 10.0)
+    assert text()[1] == "  epoch 1/1, loss not finite, accuracy 10.0%, 0 s left"
+
+
+@pytest.mark.parametrize("title", ["folder:[red]a[/red]: [b]", "folder:cat: DropConnect++", "a\\[b]\\"])
+def test_a_log_takes_no_text_for_markup_or_emoji(log, title):
+    lines, text = log
+    lines.note(title)
+    lines.group(title, 2, 3, 0)
+    assert text() == [title, f"{title}: 2 replicas, 3 epochs"]
+
+
+def test_a_log_does_not_break_or_colour_its_lines(log):
+    lines, text = log
+    lines.note("word 12.5 " * 20)
+    assert text() == ["word 12.5 " * 20]
+
+
+def test_a_log_keeps_quiet_about_the_rest(log):
+    lines, text = log
+    lines.evaluating("evaluating", 1, 2)
+    lines.group_finished()
+    assert text() == []
+
+
+# ----------------------------------------------------------------------------------------------- bars
+
+
+def test_before_anything_begins_there_is_no_bar(terminal):
+    _, shown = terminal
+    assert "/" not in shown()
+
+
+def test_a_bar_shows_title_epochs_loss_and_accuracy(terminal):
+    bars, shown = terminal
+    bars.group("cifar10: Dropout", 8, 10, 0)
+    assert "cifar10: Dropout, 8 replicas" in shown()
+    bars.epoch(3, 1.23456, 71.25)
+    text = shown()
+    assert "3/10" in text
+    assert "loss 1.235, accuracy 71.2%" in text
+
+
+def test_the_last_accuracy_stays_beside_each_new_loss(terminal):
+    bars, shown = terminal
+    bars.group("x", 8, 10, 0)
+    bars.epoch(1, 3.0, None)
+    assert "loss 3.000 " in shown()
+    bars.epoch(2, 2.0, 50.0)
+    bars.epoch(3, 1.0, None)
+    assert "loss 1.000, accuracy 50.0%" in shown()
+
+
+def test_a_bar_tells_the_time_gone_and_left(terminal):
+    bars, shown = terminal
+    bars.group("x", 1, 4, 0)
+    assert "-:--:--" in shown()
+    bars.epoch(4, 1.0, 50.0)
+    assert "0:00:" in shown()
+
+
+def test_a_resumed_bar_starts_where_it_stands_and_shows_its_loss_at_once(terminal):
+    bars, shown = terminal
+    bars.group("x", 1, 100, 60)
+    text = shown()
+    assert "60/100" in text
+    assert "x, 1 replica " in text
+    bars.epoch(61, 2.5, None)
+    assert "loss 2.500" in shown()
+
+
+def test_the_next_stack_takes_the_bars_place(terminal):
+    bars, shown = terminal
+    bars.group("first", 2, 10, 0)
+    bars.epoch(10, 1.0, 99.0)
+    bars.evaluating("evaluating", 1000, 10_000)
+    assert "evaluating 1,000/10,000" in shown()
+    bars.group_finished()
+    bars.group("second", 2, 10, 0)
+    text = shown()
+    assert "second" in text
+    assert "first" not in text
+    bars.epoch(1, 2.0, None)
+    assert "99.0%" not in shown()
+
+
+def test_a_bar_says_that_a_loss_is_not_finite(terminal):
+    bars, shown = terminal
+    bars.group("x", 1, 2, 0)
+    bars.epoch(1, math.nan, None)
+    assert "loss not finite" in shown()
+
+
+@pytest.mark.parametrize("title", ["folder:[red]a[/red]: [b]", "folder:cat: DropConnect++", "{task.total}"])
+def test_a_bar_takes_no_text_for_markup_or_emoji(terminal, title):
+    bars, shown = terminal
+    bars.group(title, 2, 3, 0)
+    assert f"{title}, 2 replicas" in shown()
+
+
+def test_a_note_stays_above_the_bar_as_it_is():
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=40, color_system=None)
+    with make_progress(console) as progress:
+        bars = Bars(progress)
+        bars.group("x", 1, 2, 0)
+        bars.note("[red]going on with 4[/red] :cat:")
+    assert "[red]going on with 4[/red] :cat:\n" in stream.getvalue()

@@ -1,0 +1,104 @@
+"""Table 2: what is measured of each method, and in which order. Never how long it takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from dropconnectpp.lab import device as devices
+from dropconnectpp.lab import timing
+from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
+from dropconnectpp.lab.protocol import Architecture, Method, Protocol, Training, paper
+from dropconnectpp.lab.training import Stack
+
+CPU = torch.device("cpu")
+TINY = Protocol(
+    data="tiny",
+    architecture=Architecture(maps=(2,), pooled=(True,), filter_size=3, padding=1, hidden=3),
+    training=Training(step_size=0.05, batch_size=16, epochs=2),
+)
+PREDICTIONS = {"mean", "folded", "mc30"}
+
+
+def tiny() -> Dataset:
+    random = np.random.default_rng(0)
+
+    def split(count: int) -> Split:
+        return Split(random.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8), np.arange(count) % 3)
+
+    return Dataset("tiny", split(64), split(30), ("a", "b", "c"), "", "", Provenance("made up", verified=False))
+
+
+@pytest.mark.parametrize(
+    ("method", "predictions"),
+    [
+        (Method(kind="none"), {"none"}),
+        (Method(kind="dropout", rate=0.5), {"dropout"}),
+        (Method(kind="dropconnect", rate=0.5), PREDICTIONS),
+        (Method(kind="dropconnect", rate=0.0), PREDICTIONS),
+        (Method(kind="dropconnect", rate=0.5, evaluation="gaussian"), {"mean", "mc30"}),
+        (Method(), PREDICTIONS),
+        (Method(hyper="optimal", estimator="concrete"), PREDICTIONS),
+    ],
+)
+def test_every_method_is_measured_in_training_and_prediction(method, predictions):
+    found = timing.measure(replace(TINY, method=method), tiny(), CPU, repeats=2, steps=2)
+    assert set(found) == {"seconds_per_epoch", "replicas", "prediction", "device"}
+    assert set(found["prediction"]) == predictions
+    seconds = [found["seconds_per_epoch"], *found["prediction"].values()]
+    assert all(math.isfinite(value) and value > 0.0 for value in seconds)
+    assert (found["replicas"], found["device"]) == (1, devices.describe(CPU))
+
+
+def test_an_epoch_is_scaled_from_its_first_steps_and_shared_by_the_replicas(monkeypatch):
+    steps: list[int] = []
+    real = Stack.train_epoch
+
+    def train_epoch(stack: Stack) -> torch.Tensor:
+        steps.append(len(stack.batches))
+        return real(stack)
+
+    monkeypatch.setattr(Stack, "train_epoch", train_epoch)
+    monkeypatch.setattr(timing, "_median", lambda *_: steps.append(0) or 6.0)
+    monkeypatch.setattr(timing, "_prediction", lambda *_: {})
+    found = timing.measure(TINY, tiny(), CPU, replicas=3, steps=2)
+    assert found["seconds_per_epoch"] == 6.0 / 2 * 4 / 3  # four batches an epoch, two of them timed, three replicas
+    assert steps == [2, 0]  # once before the clock starts
+
+
+def test_the_median_of_the_repeats_counts(monkeypatch):
+    times = iter([0.0, 1.0, 10.0, 19.0, 20.0, 22.0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(times))
+    calls: list[int] = []
+    assert timing._median(lambda: calls.append(1), CPU, 3) == 2.0
+    assert len(calls) == 3
+
+
+def test_predictions_are_scaled_to_ten_thousand(monkeypatch):
+    monkeypatch.setattr(timing, "_median", lambda *_: 3.0)
+    found = timing.measure(replace(TINY, method=Method(kind="none")), tiny(), CPU, steps=1)
+    assert found["prediction"] == {"none": pytest.approx(3.0 * 10_000 / 30)}
+
+
+def test_what_is_open_gets_any_value_and_the_rest_stays():
+    for kind in ("none", "dropout", "dropconnect", "dropconnect++"):
+        protocol = paper("cifar10", kind)
+        found = timing.complete(protocol)
+        assert found.complete
+        assert replace(found, method=protocol.method, training=protocol.training) == protocol
+        assert found.method.rate == (0.5 if protocol.method.has_rate else None)
+
+
+def test_a_complete_protocol_is_timed_as_it_is():
+    protocol = replace(TINY, method=Method(kind="dropout", rate=0.1))
+    assert timing.complete(protocol) == protocol
+
+
+def test_no_regularisation_comes_first_and_the_others_keep_their_order():
+    kinds = ["dropconnect++", "dropout", "none", "dropconnect"]
+    found = timing.in_turn([timing.complete(paper("cifar10", kind)) for kind in kinds])
+    assert [protocol.method.kind for protocol in found] == ["none", "dropconnect++", "dropout", "dropconnect"]
