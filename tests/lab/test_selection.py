@@ -341,17 +341,17 @@ def test_trials_of_other_processes_are_waited_for(tmp_path, monkeypatch):
     with other.store() as store:
         store.add(busy.protocol)
         store.claim([busy.key], Owner.here())
-    waits: list[float] = []
+    waits: list[None] = []
 
-    def sleep(seconds: float) -> None:
-        waits.append(seconds)
+    def wait() -> None:
+        waits.append(None)
         if len(waits) == 2:
             with other.store() as store:
                 for row in store.rows(status="running"):
                     assert row.owner is not None
                     store.finish(row.key, row.owner, "done", results={"losses": [0.0]}, seconds=0.0, device="none")
 
-    monkeypatch.setattr(module.time, "sleep", sleep)
+    monkeypatch.setattr(module, "_wait", wait)
     runner = make(tmp_path)
     assert chosen(PLAIN, runner).training.step_size in SETTINGS.step_sizes
     assert len(waits) == 2
@@ -364,7 +364,7 @@ def test_nobody_waits_beyond_the_time_limit(tmp_path, monkeypatch):
         def run(self, units: Sequence[Unit]) -> Outcome:
             return Outcome(0, len(units), False)
 
-    monkeypatch.setattr(module.time, "sleep", lambda _: pytest.fail("waited"))
+    monkeypatch.setattr(module, "_wait", lambda: pytest.fail("waited"))
     runner = Busy(tmp_path, CPU, lambda _: tiny(), Diary(), deadline=time.monotonic() + 0.5 * module.WAIT_S)
     assert select([PLAIN], runner, SETTINGS) is None
 
@@ -393,3 +393,16 @@ def test_settings_that_break_a_rule_are_refused(wrong, message):
     with pytest.raises(ProtocolError) as error:
         Selection(**wrong)
     assert message in str(error.value)
+
+
+def test_a_holdout_of_its_own_and_an_open_rate_do_not_go_together(tmp_path):
+    held_out = replace(OPEN, training=replace(OPEN.training, step_size=0.01, holdout=10))
+    with pytest.raises(ProtocolError, match="choose its rate on examples it is evaluated on"):
+        select([held_out], make(tmp_path), SETTINGS)
+
+
+def test_a_note_says_that_every_step_size_diverged(tmp_path):
+    runner = make(tmp_path)
+    select([PLAIN], runner, replace(SETTINGS, step_sizes=(1e30, 1e31)))
+    assert isinstance(runner.display, Diary)
+    assert any(note.startswith("Every step size diverged, 1e+30 is taken.") for note in runner.display.notes)

@@ -28,7 +28,9 @@ def main() -> None:
     try:
         app()
     except DropConnectError as error:
-        Console(stderr=True).print(f"[bold red]Error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True, emoji=False)
+        Console(stderr=True).print(
+            f"[bold red]Error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True, emoji=False
+        )
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -170,9 +170,13 @@ def _run(trials: dict[str, dict[float, Protocol]], runner: Runner, replicas: int
         if not waiting:
             runner.display.note(f"Waiting for trials that other processes train: {outcome.left} left.")
         waiting = True
-        time.sleep(WAIT_S)
+        _wait()
     with runner.store(read_only=True) as store:
         return {digest: [row for row in store.rows(digest) if row.key.replica < replicas] for digest in protocols}
+
+
+def _wait() -> None:
+    time.sleep(WAIT_S)
 
 
 def _mean(rows: Sequence[Row], value: Callable[[Row], float]) -> float:
