@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 import torch
 
+from dropconnectpp.lab import evaluation, sitting
 from dropconnectpp.lab import runner as module
 from dropconnectpp.lab.checkpoints import Checkpoint, CheckpointError, Checkpoints
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.network import Shape
 from dropconnectpp.lab.ownership import Owner
 from dropconnectpp.lab.protocol import Architecture, Evaluation, Method, Protocol, ProtocolError, Training
-from dropconnectpp.lab.runner import Display, Runner, bytes_per_replica
+from dropconnectpp.lab.runner import Runner, bytes_per_replica
+from dropconnectpp.lab.sitting import ClaimsLostError, Display, Heartbeat, Progress
 from dropconnectpp.lab.store import Store
 from dropconnectpp.lab.training import Stack, Unit
 
@@ -133,7 +135,7 @@ def test_an_error_gives_the_work_back(tmp_path, monkeypatch):
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.evaluation, "final", fail)
+        patch.setattr(evaluation, "final", fail)
         with pytest.raises(RuntimeError, match="broken"):
             make(tmp_path).run(units(1))
     assert table(tmp_path) == []
@@ -158,6 +160,82 @@ def test_a_stack_that_diverged_whole_stops_early(tmp_path):
     assert len(diary(runner).epochs) < 50
 
 
+def test_a_row_that_diverged_does_not_depend_on_its_neighbours(tmp_path):
+    good, bad = units(1)[0], units(1, step_size=1e30)[0]
+    make(tmp_path / "pair").run([good, bad])
+    make(tmp_path / "alone").run([bad])
+    assert table(tmp_path / "alone")[0] in table(tmp_path / "pair")
+
+
+def test_a_network_spoilt_by_its_last_step_has_diverged():
+    progress = Progress([[1.0, 0.5]], [[{"epoch": 1, "accuracy": 50.0}, {"epoch": 2, "accuracy": 10.0}]])
+    assert progress.result(0, {"nll": 0.4})[0] == "done"
+    status, results = progress.result(0, {"nll": float("nan")})
+    assert (status, results["diverged_at"]) == ("diverged", 2)
+    assert results["curve"] == [{"epoch": 1, "accuracy": 50.0}]
+
+
+def test_other_pictures_under_the_same_name_are_refused(tmp_path):
+    def with_content(content: str) -> Any:
+        made = tiny()
+        return lambda name: replace(made, provenance=replace(made.provenance, content=content))
+
+    Runner(tmp_path, CPU, with_content("first")).run(units(1))
+    Runner(tmp_path, CPU, with_content("first")).run(units(2))
+    with pytest.raises(ProtocolError, match=r"tiny holds other pictures .*content second, then first.*another --out"):
+        Runner(tmp_path, CPU, with_content("second")).run(units(3))
+
+
+def test_a_checkpoint_of_other_pictures_is_not_gone_on_with(tmp_path):
+    made = tiny()
+
+    def load(content: str) -> Any:
+        return lambda name: replace(made, provenance=replace(made.provenance, content=content))
+
+    Runner(tmp_path, CPU, load("first"), deadline=time.monotonic() - 1.0).run(units(1))
+    runner = Runner(tmp_path, CPU, load("second"), Diary())
+    assert not runner.run(units(1)).left
+    assert diary(runner).groups == [(3, 0)]
+
+
+def test_a_heartbeat_notices_that_the_work_was_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(sitting, "HEARTBEAT_S", 0.01)
+    todo = units(1)
+    owner = Owner.here()
+    with Store.open(tmp_path / "results.sqlite") as store:
+        for unit in todo:
+            store.add(unit.protocol)
+        store.claim([unit.key for unit in todo], owner)
+        with Heartbeat(store.path, owner, [unit.key for unit in todo]) as heartbeat:
+            time.sleep(0.1)
+            heartbeat.check()
+            store.release([todo[0].key], owner)
+            deadline = time.monotonic() + 30
+            while not heartbeat.lost:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            with pytest.raises(ClaimsLostError):
+                heartbeat.check()
+
+
+def test_work_that_was_taken_over_is_left_to_the_other(tmp_path, monkeypatch):
+    def lost(self: Heartbeat) -> None:
+        raise ClaimsLostError
+
+    monkeypatch.setattr(Heartbeat, "check", lost)
+    runner = make(tmp_path)
+    real, seen = runner._train, []
+
+    def once(*arguments: Any) -> None:
+        seen.append(1)
+        real(*arguments)
+        monkeypatch.undo()
+
+    monkeypatch.setattr(runner, "_train", once)
+    assert not runner.run(units(1)).left
+    assert diary(runner).notes == ["Another process has taken this work over; going on with what is left."]
+
+
 # -------------------------------------------------------------------------------------- time and memory
 
 
@@ -176,14 +254,14 @@ def test_a_time_limit_keeps_everything_and_the_same_work_goes_on(tmp_path):
 def test_a_limit_in_the_middle_leaves_a_checkpoint_of_the_last_epoch(tmp_path, monkeypatch):
     make(tmp_path / "whole").run(units())
     runner = make(tmp_path / "cut")
-    real = Stack.train_epoch
+    real = sitting.Sitting._require
 
-    def late(stack: Stack) -> torch.Tensor:
-        if stack.epoch == 2:
-            runner.deadline = time.monotonic() - 1.0
-        return real(stack)
+    def late(self: sitting.Sitting, needed_s: float) -> None:
+        if self.stack.epoch == 3:
+            self.deadline = time.monotonic() - 1.0
+        real(self, needed_s)
 
-    monkeypatch.setattr(Stack, "train_epoch", late)
+    monkeypatch.setattr(sitting.Sitting, "_require", late)
     assert runner.run(units()).stopped
     monkeypatch.undo()
     again = make(tmp_path / "cut")
@@ -205,6 +283,39 @@ def test_out_of_memory_means_a_smaller_stack_and_a_line_that_says_so(tmp_path, m
     assert not runner.run(units()).left
     assert [replicas for replicas, _ in diary(runner).groups] == [6, 3, 1, 1, 1, 1, 1, 1]
     assert diary(runner).notes[0] == "6 replicas do not fit the device's memory: going on with 3 at once."
+
+
+def test_an_evaluation_that_does_not_fit_takes_fewer_pictures_and_loses_nothing(tmp_path, monkeypatch):
+    make(tmp_path / "whole").run(units(1))
+    real = evaluation.final
+
+    def small_device(stack: Stack, *arguments: Any) -> Any:
+        if (stack.chunk or evaluation.CHUNK) > 300:
+            raise torch.OutOfMemoryError("out of memory")
+        return real(stack, *arguments)
+
+    monkeypatch.setattr(evaluation, "final", small_device)
+    runner = make(tmp_path / "small")
+    assert not runner.run(units(1)).left
+    assert diary(runner).epochs == [1, 2, 3, 4]
+    assert diary(runner).notes == [
+        f"Evaluating {size} pictures at a time: more do not fit the device's memory." for size in (500, 250)
+    ]
+    assert table(tmp_path / "small") == table(tmp_path / "whole")
+
+
+def test_a_checkpoint_that_does_not_fit_now_is_kept(tmp_path, monkeypatch):
+    make(tmp_path, deadline=time.monotonic() - 1.0).run(units(1))
+
+    def too_small(stack: Stack) -> torch.Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stack, "train_epoch", too_small)
+        with pytest.raises(ProtocolError, match=r"3 replicas do not fit .* now .* Their checkpoint is kept"):
+            make(tmp_path).run(units(1))
+    assert len(list((tmp_path / "checkpoints").glob("*.pt"))) == 1
+    assert not make(tmp_path).run(units(1)).left
 
 
 def test_one_replica_that_does_not_fit_is_an_error(tmp_path, monkeypatch):
@@ -235,8 +346,10 @@ def checkpoint(folder: Path) -> tuple[Checkpoints, Checkpoint]:
 def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     checkpoints, made = checkpoint(tmp_path)
     checkpoints.write(made)
-    ((path, found),) = checkpoints.all()
-    assert path == checkpoints.path(made.keys)
+    ((path, keys),) = checkpoints.all()
+    assert (path, keys) == (checkpoints.path(made.keys), made.keys)
+    found = checkpoints.read(path)
+    assert found is not None
     assert (found.keys, found.losses, found.seconds) == (made.keys, made.losses, made.seconds)
     for name, value in made.state["tensors"].items():
         assert torch.equal(found.state["tensors"][name], value)
@@ -247,8 +360,11 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
     checkpoints.write(made)
     path = checkpoints.path(made.keys)
     path.write_bytes(path.read_bytes()[:500])
-    assert list(checkpoints.all()) == []
+    assert checkpoints.read(path) is None
     assert not make(tmp_path).run(units(1)).left
+    checkpoints.write(made)
+    path.with_suffix(".json").write_text("{")
+    assert list(checkpoints.all()) == []
 
 
 def test_a_checkpoint_cannot_run_code(tmp_path):
@@ -257,7 +373,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path):
             return os.system, (f"touch {tmp_path / 'ran'}",)
 
     torch.save({"keys": Evil()}, tmp_path / "evil.pt")
-    assert list(Checkpoints(tmp_path).all()) == []
+    assert Checkpoints(tmp_path).read(tmp_path / "evil.pt") is None
     assert not (tmp_path / "ran").exists()
 
 
@@ -271,7 +387,27 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CheckpointError, match=r"No space left on device.*The last checkpoint is as it was"):
         checkpoints.write(made)
-    assert len(list(tmp_path.iterdir())) == 1
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".pt"]
+
+
+def test_what_a_killed_writer_left_is_cleared_after_an_hour(tmp_path):
+    checkpoints, made = checkpoint(tmp_path)
+    checkpoints.write(made)
+    for name, age in (("a.1.new", 0.0), ("b.2.new", 4000.0)):
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (time.time() - age, time.time() - age))
+    list(checkpoints.all())
+    assert (tmp_path / "a.1.new").exists()
+    assert not (tmp_path / "b.2.new").exists()
+
+
+def test_a_checkpoint_that_vanishes_while_it_is_looked_for_is_no_error(tmp_path):
+    checkpoints, made = checkpoint(tmp_path)
+    checkpoints.write(made)
+    found = checkpoints.all()
+    next(found)
+    checkpoints.forget(made.keys)
+    assert list(found) == []
 
 
 def test_a_checkpoint_whose_work_is_finished_is_removed(tmp_path):

@@ -17,8 +17,9 @@ from dropconnectpp.lab import selection as module
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.ownership import Owner
 from dropconnectpp.lab.protocol import Architecture, Evaluation, Method, Protocol, ProtocolError, Training
-from dropconnectpp.lab.runner import Display, Outcome, Runner
+from dropconnectpp.lab.runner import Outcome, Runner
 from dropconnectpp.lab.selection import PROVISIONAL_RATE, QUICK, Selection, select
+from dropconnectpp.lab.sitting import Display
 from dropconnectpp.lab.store import Row
 from dropconnectpp.lab.training import Stack, Unit
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ import torch
 from dropconnectpp.errors import DropConnectError
 
 Keys = tuple[tuple[str, int], ...]
+ABANDONED_S = 3600.0
+"""A file that was being written so long ago belongs to a process that was killed."""
 
 
 class CheckpointError(DropConnectError, OSError):
@@ -33,10 +37,15 @@ class Checkpoint:
     """Points of Figure 1(a), for each replica."""
     seconds: float
     """Spent so far, over all sittings."""
+    epoch_s: float = 0.0
+    evaluation_s: float = 0.0
+    """How long an epoch and an evaluation took, to tell what fits a time limit."""
+    content: str = ""
+    """Of the data set: other pictures under the same name are other work."""
 
 
 class Checkpoints:
-    """A folder of checkpoints, one file a stack."""
+    """A folder of checkpoints: for each stack its state, and beside it the small list of what it holds."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,6 +61,7 @@ class Checkpoints:
         new = path.with_suffix(f".{os.getpid()}.new")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            _keys_file(path).write_text(json.dumps(checkpoint.keys))
             with new.open("wb") as file:
                 torch.save(vars(checkpoint), file)
                 file.flush()
@@ -70,13 +80,24 @@ class Checkpoints:
         except Exception:  # torch raises many kinds of error for a damaged file
             return None
 
-    def all(self) -> Iterator[tuple[Path, Checkpoint]]:
-        """Every checkpoint that can be read, oldest first."""
-        files = sorted(self.folder.glob("*.pt"), key=lambda path: (path.stat().st_mtime_ns, path.name))
-        for path in files:
-            if (checkpoint := self.read(path)) is not None:
-                yield path, checkpoint
+    def all(self) -> Iterator[tuple[Path, Keys]]:
+        """Every checkpoint with the work it holds, without its state: other processes' may be large."""
+        for path in sorted(self.folder.glob("*.pt")):
+            try:
+                yield path, tuple((str(d), int(r)) for d, r in json.loads(_keys_file(path).read_text()))
+            except (OSError, ValueError, TypeError):  # damaged, or another process has just finished it
+                continue
+        for new in self.folder.glob("*.new"):
+            with suppress(OSError):
+                if time.time() - new.stat().st_mtime > ABANDONED_S:
+                    new.unlink()
 
     def forget(self, keys: Sequence[tuple[str, int]]) -> None:
         """Remove a stack's checkpoint."""
-        self.path(keys).unlink(missing_ok=True)
+        path = self.path(keys)
+        path.unlink(missing_ok=True)
+        _keys_file(path).unlink(missing_ok=True)
+
+
+def _keys_file(path: Path) -> Path:
+    return path.with_suffix(".json")

@@ -8,7 +8,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dropconnectpp.lab.runner import Display
+from dropconnectpp.lab.sitting import Display
 
 LINE_EVERY_S = 20.0
 """Between plain lines of one stack."""

@@ -28,8 +28,12 @@ FIGURE_1B = (0.35, 0.4, 0.6)
 Progress = Callable[[str, int, int], None]
 
 
-def _chunks(images: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    yield from zip(images.split(CHUNK), labels.split(CHUNK), strict=True)
+def _chunk_of(stack: Stack) -> int:
+    return stack.chunk or CHUNK
+
+
+def _chunks(images: Tensor, labels: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    yield from zip(images.split(size), labels.split(size), strict=True)
 
 
 class _Tally:
@@ -62,7 +66,7 @@ class _Tally:
 def along_the_way(stack: Stack, settings: Evaluation) -> list[dict[str, Any]]:
     """A point of Figure 1(a) for each replica: accuracy and NLL by Eq. (19) and by Eq. (18)."""
     mean, sampled = _Tally(stack), _Tally(stack)
-    for images, labels in _chunks(stack.examples.test_images, stack.examples.test_labels):
+    for images, labels in _chunks(stack.examples.test_images, stack.examples.test_labels, _chunk_of(stack)):
         inputs = stack.features_of(images)
         for segment in stack.segments:
             mean.add(segment.rows, stack.predict_segment(segment, inputs[segment.rows]), labels)
@@ -104,7 +108,7 @@ def final(
     mean, calibration = _Tally(stack), _Calibration(stack, settings.bins)
     images, labels = stack.examples.test_images, stack.examples.test_labels
     uncertainty = _Uncertainty(stack)
-    for done, (part, target) in enumerate(_chunks(images, labels)):
+    for done, (part, target) in enumerate(_chunks(images, labels, _chunk_of(stack))):
         inputs = stack.features_of(part)
         for segment in stack.segments:
             x = inputs[segment.rows]
@@ -118,7 +122,7 @@ def final(
         for tally in (mean, *monte_carlo.values(), *pruned.tallies.values()):
             tally.counted(len(target))
         if progress is not None:
-            progress("evaluating", min((done + 1) * CHUNK, len(labels)), len(labels))
+            progress("evaluating", min((done + 1) * _chunk_of(stack), len(labels)), len(labels))
     results: list[dict[str, Any]] = [
         {
             "accuracy": mean.accuracy()[r],
@@ -240,7 +244,7 @@ def _foreign(stack: Stack, foreign: Dataset, settings: Evaluation) -> list[dict[
     if images.shape[1] != channels:
         images = images.float().mean(1, keepdim=True).round().to(torch.uint8).expand(-1, channels, -1, -1)
     uncertainty = _Uncertainty(stack)
-    for part in images.split(CHUNK):
+    for part in images.split(_chunk_of(stack)):
         inputs = stack.features_of(part)
         for segment in stack.segments:
             uncertainty.add(segment, inputs[segment.rows], settings.predictive_samples)

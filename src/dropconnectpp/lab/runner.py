@@ -1,19 +1,19 @@
-"""Running work on this machine: claims replicas, trains them in stacks, checkpoints, and puts results in the store.
+"""Running work on this machine: claims replicas, has them trained in stacks, and puts results in the store.
 
 Killed at any moment it loses what came after the last checkpoint; run again it goes on, and ends with the same rows.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 import platform
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,9 +23,10 @@ from dropconnectpp.lab.checkpoints import Checkpoint, Checkpoints
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.network import Shape
 from dropconnectpp.lab.ownership import Owner
-from dropconnectpp.lab.protocol import Evaluation, ProtocolError
-from dropconnectpp.lab.store import FINAL, Store
-from dropconnectpp.lab.training import Stack, Unit
+from dropconnectpp.lab.protocol import ProtocolError
+from dropconnectpp.lab.sitting import ClaimsLostError, Display, Heartbeat, OutOfTimeError, Sitting
+from dropconnectpp.lab.store import FINAL, Key, Store
+from dropconnectpp.lab.training import Unit
 
 CPU_GROUP = 8
 """Replicas of a stack on a CPU, where more at once gain nothing."""
@@ -33,23 +34,8 @@ GPU_GROUP = 64
 STORE, CHECKPOINTS = "results.sqlite", "checkpoints"
 
 
-class Display:
-    """What a run says as it goes; this one says nothing."""
-
-    def note(self, text: str) -> None:
-        """A line that stays."""
-
-    def group(self, title: str, replicas: int, epochs: int, done: int) -> None:
-        """A stack starts or goes on after ``done`` epochs."""
-
-    def epoch(self, done: int, loss: float, accuracy: float | None) -> None:
-        """An epoch is over; means over the replicas."""
-
-    def evaluating(self, what: str, done: int, total: int) -> None:
-        """The final evaluation goes on."""
-
-    def group_finished(self) -> None:
-        """The stack's rows are stored."""
+Wanted = dict[tuple[str, int], Unit]
+Work = tuple[list[Unit], Checkpoint | None]
 
 
 @dataclass(frozen=True)
@@ -61,10 +47,6 @@ class Outcome:
     left: int
     stopped: bool
     """The time limit came first; the same command goes on."""
-
-
-class _OutOfTimeError(Exception):
-    pass
 
 
 @dataclass
@@ -100,7 +82,7 @@ class Runner:
 
     def run(self, units: Sequence[Unit]) -> Outcome:
         """Do what of the work is not done yet and is nobody else's."""
-        wanted = {unit.key: unit for unit in units}
+        wanted: Wanted = {unit.key: unit for unit in units}
         stopped = False
         with self.store() as store:
             for unit in {unit.protocol.digest: unit for unit in units}.values():
@@ -108,46 +90,45 @@ class Runner:
             try:
                 while group := self._resumed(store, wanted) or self._fresh(store, wanted):
                     self._train(store, *group)
-            except _OutOfTimeError:
+            except OutOfTimeError:
                 stopped = True
                 self.display.note("The time limit is near: stopped. The same command goes on from here.")
             finally:
                 store.release(list(wanted), self.owner)
-            finished = len(self._finished(store, wanted))
+            finished = len(store.finished() & wanted.keys())
         return Outcome(finished, len(wanted) - finished, stopped)
 
     # ------------------------------------------------------------------------------- choosing work
 
-    @staticmethod
-    def _finished(store: Store, wanted: dict[tuple[str, int], Unit]) -> set[tuple[str, int]]:
-        return {tuple(row.key) for row in store.rows() if row.status in FINAL} & set(wanted)  # type: ignore[return-value]
-
-    def _resumed(
-        self, store: Store, wanted: dict[tuple[str, int], Unit]
-    ) -> tuple[list[Unit], Checkpoint | None] | None:
+    def _resumed(self, store: Store, wanted: Wanted) -> Work | None:
         """A stack that somebody left behind, if all of it is ours to finish."""
-        for path, checkpoint in self.checkpoints.all():
-            if not all(key in wanted for key in checkpoint.keys):
+        for path, keys in self.checkpoints.all():
+            if not all(key in wanted for key in keys):
                 continue
-            done = self._finished(store, wanted)
-            if done.issuperset(checkpoint.keys):
-                path.unlink(missing_ok=True)
+            done = store.finished()
+            if done.issuperset(keys):
+                self.checkpoints.forget(keys)
                 continue
-            mine = store.claim([key for key in checkpoint.keys if key not in done], self.owner)
-            if done.union(mine).issuperset(checkpoint.keys):
-                return [wanted[key] for key in checkpoint.keys], checkpoint
+            mine = store.claim([key for key in keys if key not in done], self.owner)
+            if done.union(mine).issuperset(keys):
+                units = [wanted[key] for key in keys]
+                checkpoint = self.checkpoints.read(path)
+                content = self.dataset(units[0].protocol.data).provenance.content
+                if checkpoint is not None and checkpoint.content == content:
+                    return units, checkpoint
+                self.checkpoints.forget(keys)  # damaged, or of other pictures
             store.release(mine, self.owner)
         return None
 
-    def _fresh(self, store: Store, wanted: dict[tuple[str, int], Unit]) -> tuple[list[Unit], Checkpoint | None] | None:
+    def _fresh(self, store: Store, wanted: Wanted) -> Work | None:
         """The next replicas that nobody works on and that fit one stack."""
-        done = self._finished(store, wanted)
+        done = store.finished()
         pending = [unit for key, unit in wanted.items() if key not in done]
         while pending:
             alike = [unit for unit in pending if pending[0].protocol.stackable(unit.protocol)]
             size = min(self._most, self._fitting(alike[0]))
             if mine := store.claim([unit.key for unit in alike], self.owner, limit=size):
-                return [wanted[tuple(key)] for key in mine], None  # type: ignore[index]
+                return [wanted[(key.digest, key.replica)] for key in mine], None
             pending = [unit for unit in pending if unit not in alike]
         return None
 
@@ -155,145 +136,90 @@ class Runner:
         """How many replicas the device's memory should hold."""
         if self.device.type == "cpu":
             return CPU_GROUP
+        self._free_memory()  # what torch keeps of the last stack would count as used
         dataset = self.dataset(unit.protocol.data)
         shape = Shape(unit.protocol.architecture, dataset.shape[0], dataset.shape[1], len(dataset.classes))
         free, _ = torch.cuda.mem_get_info(self.device)
         return max(1, int(0.8 * free / bytes_per_replica(shape, unit.protocol.training.batch_size)))
 
+    @staticmethod
+    def _free_memory() -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
     # ------------------------------------------------------------------------------------- training
 
     def _train(self, store: Store, units: list[Unit], checkpoint: Checkpoint | None) -> None:
+        keys = [unit.key for unit in units]
         try:
             self._train_stack(store, units, checkpoint)
+            return
+        except ClaimsLostError:
+            self.display.note("Another process has taken this work over; going on with what is left.")
+            return
         except torch.OutOfMemoryError as error:
-            store.release([unit.key for unit in units], self.owner)
-            self.checkpoints.forget([unit.key for unit in units])
-            if len(units) == 1:
-                raise ProtocolError(f"one replica does not fit the memory of {self.device}: {error}") from error
-            self._most = max(1, len(units) // 2)
-            torch.cuda.empty_cache()
-            self.display.note(
-                f"{len(units)} replicas do not fit the device's memory: going on with {self._most} at once."
+            message = str(error)
+        store.release(keys, self.owner)
+        if self.checkpoints.path(keys).exists():  # it did fit once
+            raise ProtocolError(
+                f"{len(units)} replicas do not fit the memory of {self.device} now ({message}). Their checkpoint is "
+                "kept: the same command goes on once there is room."
             )
+        if len(units) == 1:
+            raise ProtocolError(f"one replica does not fit the memory of {self.device}: {message}")
+        self._most = max(1, len(units) // 2)
+        self._free_memory()
+        self.display.note(f"{len(units)} replicas do not fit the device's memory: going on with {self._most} at once.")
 
     def _train_stack(self, store: Store, units: list[Unit], checkpoint: Checkpoint | None) -> None:
         protocol = units[0].protocol
         dataset = self.dataset(protocol.data)
+        self._require_same_data(store, units, dataset)
         foreign = self.dataset(protocol.evaluation.foreign) if protocol.evaluation.foreign else None
         if foreign is not None:
             evaluation.check_foreign(dataset.shape[1], foreign)  # now rather than after the training
-        started = time.monotonic()
-        stack = Stack(units, dataset, self.device)
-        keys = tuple(unit.key for unit in units)
-        progress = _Progress([[] for _ in units], [[] for _ in units], 0.0)
+        sitting = Sitting(units, dataset, self.device, self.checkpoints, self.display, self.deadline, self.checkpoint_s)
         if checkpoint is not None:
-            stack.load_state(checkpoint.state)
-            progress = _Progress(checkpoint.losses, checkpoint.curves, checkpoint.seconds)
-        self.display.group(_title(units), len(units), protocol.training.epochs, stack.epoch)
-        saved = time.monotonic()
-
-        def save() -> None:
-            spent = progress.seconds + time.monotonic() - started
-            self.checkpoints.write(Checkpoint(keys, stack.state(), progress.losses, progress.curves, spent))
-
-        clock = _Clock(self.deadline)
-        while stack.epoch < protocol.training.epochs and not progress.all_diverged:
-            self._require_time(clock.epoch_s, save)
-            clock.start()
-            losses = stack.train_epoch().tolist()
-            for one, loss in zip(progress.losses, losses, strict=True):
-                one.append(loss)
-            accuracy = None
-            if stack.epoch % protocol.evaluation.every == 0 or stack.epoch == protocol.training.epochs:
-                points = evaluation.along_the_way(stack, protocol.evaluation)
-                for curve, point in zip(progress.curves, points, strict=True):
-                    curve.append({"epoch": stack.epoch, **point})
-                accuracy = sum(point["accuracy"] for point in points) / len(points)
-            clock.stop()
-            self.display.epoch(stack.epoch, sum(losses) / len(losses), accuracy)
-            store.heartbeat(self.owner)
-            if time.monotonic() - saved > self.checkpoint_s:
-                save()
-                saved = time.monotonic()
-        if clock.total_s > self.checkpoint_s:
-            save()  # the final evaluation may be long
-        self._require_time(clock.final_s(protocol.evaluation), save)
-        results = evaluation.final(stack, protocol.evaluation, foreign, self.display.evaluating)
-        self._finish(store, units, progress, results, dataset, progress.seconds + time.monotonic() - started)
-        self.checkpoints.forget(keys)
+            sitting.resume(checkpoint)
+        self.display.group(_title(units), len(units), protocol.training.epochs, sitting.stack.epoch)
+        done = store.finished()  # a sitting before this one may have been killed between two rows
+        with Heartbeat(store.path, self.owner, [unit.key for unit in units if unit.key not in done]) as heartbeat:
+            sitting.train(heartbeat.check)
+            measured = sitting.measure(foreign)
+            heartbeat.check()
+        self._finish(store, sitting, measured, done)
+        self.checkpoints.forget(sitting.keys)
         self.display.group_finished()
 
-    def _require_time(self, needed_s: float, save: Callable[[], None]) -> None:
-        if self.deadline is not None and time.monotonic() + needed_s > self.deadline:
-            save()
-            raise _OutOfTimeError
+    @staticmethod
+    def _require_same_data(store: Store, units: Sequence[Unit], dataset: Dataset) -> None:
+        """Replicas of one experiment must have seen the same pictures."""
+        content = dataset.provenance.content
+        for digest in {unit.protocol.digest for unit in units}:
+            for row in store.rows(digest):
+                seen = row.provenance.get("content", "")
+                if row.status in FINAL and seen and content and seen != content:
+                    raise ProtocolError(
+                        f"{dataset.name} holds other pictures than when replica {row.key.replica} was trained "
+                        f"(content {content}, then {seen}). Bring the old ones back, or use another --out."
+                    )
 
-    def _finish(
-        self,
-        store: Store,
-        units: list[Unit],
-        progress: _Progress,
-        results: list[dict[str, Any]],
-        dataset: Dataset,
-        seconds: float,
-    ) -> None:
-        done = {tuple(row.key) for row in store.rows() if row.status in FINAL}
-        for r, (unit, result) in enumerate(zip(units, results, strict=True)):
-            if unit.key in done:  # a sitting before this one was killed between two rows
+    def _finish(self, store: Store, sitting: Sitting, measured: Sequence[dict[str, object]], done: set[Key]) -> None:
+        for r, (unit, result) in enumerate(zip(sitting.units, measured, strict=True)):
+            if unit.key in done:
                 continue
-            measured = {"losses": progress.losses[r], "curve": progress.curves[r]}
-            at = progress.diverged_at(r)
-            status = "done" if at is None else "diverged"
-            measured |= result if at is None else {"diverged_at": at}
+            status, results = sitting.progress.result(r, result)
             store.finish(
                 unit.key,
                 self.owner,
                 status,  # type: ignore[arg-type]
-                results=measured,
-                seconds=seconds / len(units),
+                results=results,
+                seconds=sitting.seconds / len(sitting.units),
                 device=devices.describe(self.device),
-                versions=versions(),
-                provenance={"data": dataset.name, **asdict(dataset.provenance)},
+                versions=versions() | {"convolutions": str(sitting.stack.input_dtype).removeprefix("torch.")},
+                provenance={"data": sitting.dataset.name, **asdict(sitting.dataset.provenance)},
                 commit=commit(),
             )
-
-
-@dataclass
-class _Progress:
-    losses: list[list[float]]
-    curves: list[list[dict[str, Any]]]
-    seconds: float
-
-    def diverged_at(self, r: int) -> int | None:
-        """The first epoch whose loss is not finite."""
-        return next((epoch for epoch, loss in enumerate(self.losses[r], 1) if not math.isfinite(loss)), None)
-
-    @property
-    def all_diverged(self) -> bool:
-        return all(self.diverged_at(r) is not None for r in range(len(self.losses)))
-
-
-@dataclass
-class _Clock:
-    """How long things take, to tell what still fits before the deadline."""
-
-    deadline: float | None
-    epoch_s: float = 0.0
-    total_s: float = 0.0
-    _from: float = 0.0
-
-    def start(self) -> None:
-        self._from = time.monotonic()
-
-    def stop(self) -> None:
-        taken = time.monotonic() - self._from
-        self.epoch_s = max(taken, 0.5 * self.epoch_s)
-        self.total_s += taken
-
-    def final_s(self, settings: Evaluation) -> float:
-        """A guess at the final evaluation from an epoch that had one."""
-        masks = max((*settings.samples, 0)) + settings.predictive_samples
-        return 0.5 * self.epoch_s * (1.0 + masks / max(settings.curve_samples, 1))
 
 
 def _title(units: Sequence[Unit]) -> str:
@@ -327,6 +253,7 @@ def versions() -> dict[str, str]:
     return names
 
 
+@cache
 def commit() -> str:
     """The source's commit, where it is a checkout of this project."""
     root = Path(__file__).parents[3]

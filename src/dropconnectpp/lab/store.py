@@ -358,6 +358,10 @@ class Store:
         protocols = {protocol.digest: protocol for protocol in self.protocols()}  # they only ever grow
         return [self._row(one, protocols) for one in found]
 
+    def finished(self) -> set[Key]:
+        """The keys of every finished row; cheaper than `rows`."""
+        return {Key(*found) for found in self._read("SELECT digest, replica FROM run WHERE status IN (?, ?)", FINAL)}
+
     def _row(self, found: tuple[Any, ...], protocols: Mapping[str, StoredProtocol]) -> Row:
         digest, replica, status, owner, started, finished, seconds, device, commit, *texts = found
         versions, provenance, results = map(self._loads, texts)

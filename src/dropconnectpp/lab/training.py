@@ -103,6 +103,7 @@ class Stack:
         self.position = torch.zeros_like(self.step)
         self.loss_sum = torch.zeros(len(self.units), device=device, dtype=self.dtype)
         self.epoch = 0
+        self.chunk: int | None = None  # pictures evaluated at a time, where the usual number does not fit the memory
         batch = protocol.training.batch_size
         count = len(self.examples.rows)
         if count < batch:
@@ -113,7 +114,6 @@ class Stack:
         self.order = torch.zeros((len(self.units), count), dtype=torch.int64, device=device)
         self._columns = torch.arange(batch, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
-        # Statistics of the data set are numbers of the host, which a graph may not fetch.
         self._use_graph = graph and device.type == "cuda"
         self._steps_here = 0
 

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Literal
 
-from dropconnectpp.lab.data import cache, folder, npm
+from dropconnectpp.lab.data import cache, embedded, folder, npm
 from dropconnectpp.lab.data.catalogue import Entry, entry_named
 from dropconnectpp.lab.data.checksums import ALGORITHMS, check_files
 from dropconnectpp.lab.data.dataset import DataError, Dataset, Provenance
@@ -62,7 +62,9 @@ def fetch(
         )
         progress("reading", 0, None)
         arrays = entry.read(path)
-        dataset = cache.from_arrays(arrays, name, entry.licence, entry.citation, Provenance(origin, verified, files))
+        dataset = cache.from_arrays(
+            arrays, name, entry.licence, entry.citation, Provenance(origin, verified, files=files)
+        )
         progress("writing", 0, None)
         cache.write(place, work, dataset)
         _forget_downloads(entry, place.parent / "downloads")
@@ -80,7 +82,8 @@ def load(name: str, *, directory: Path | str | None = None, progress: Progress =
         return _load_folder(name, directory, force=False, progress=progress)
     entry = entry_named(name)
     if entry.embedded:
-        provenance = Provenance("comes with dropconnectpp", verified=True)
+        content = hashlib.sha256(embedded.FILE.read_bytes()).hexdigest()[:16]
+        provenance = Provenance("comes with dropconnectpp", verified=True, content=content)
         return cache.from_arrays(entry.read(Path()), name, entry.licence, entry.citation, provenance)
     place = where(name, directory)
     if not _is_there(place):

@@ -5,8 +5,7 @@ Shapes: N pictures, C channels, H height, W width.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +35,10 @@ class Provenance:
     source: str
     verified: bool
     """Every file has the official checksum. Tables made with data that has not say so."""
+    content: str = ""
+    """A digest of pictures and labels as they are used: the same name may come to stand for other pictures."""
     files: dict[str, str] = field(default_factory=dict)
     """md5 sums of the files that were read, by name."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for the cache's description."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,7 @@ def usable(*tensors: Tensor) -> bool:
 
 def pool_activation(x: Tensor, bias: Tensor, size: int, stride: int, ceil_mode: bool) -> Tensor:
     """relu(max pool of x + bias): x (B, channels, H, W), bias (channels,) in float32."""
-    if usable(x) and x.dtype == torch.bfloat16:
+    if usable(x) and x.dtype == torch.bfloat16 and size <= 15:  # places are bytes, and 255 is none
         output: Tensor = _PoolActivation.apply(x, bias, size, stride, ceil_mode)  # type: ignore[no-untyped-call]
         return output
     pooled = max_pool2d(x, size, stride, ceil_mode=ceil_mode)
