@@ -99,6 +99,12 @@ def changed(settings: Any, path: tuple[str, ...]) -> Any:
     changes = {name: another(value, get_type_hints(type(settings))[name])}
     if name == "maps":
         changes["pooled"] = settings.pooled[:-1]
+    # What does nothing is refused, so these come with what gives them a meaning.
+    changes |= {
+        "rate": {"kind": "dropout"},
+        "evaluation": {"kind": "dropconnect"},
+        "temperature": {"estimator": "concrete"},
+    }.get(name if isinstance(settings, Method) else "", {})
     return replace(settings, **changes)
 
 
@@ -113,12 +119,31 @@ def test_every_setting_is_part_of_the_digest(path):
 
 
 def test_whole_numbers_and_fractions_that_are_equal_have_one_digest():
-    one = Protocol(method=Method(alpha=2, rate=0), training=Training(step_size=1), evaluation=Evaluation(shares=(1,)))
-    other = Protocol(
-        method=Method(alpha=2.0, rate=0.0), training=Training(step_size=1.0), evaluation=Evaluation(shares=(1.0,))
-    )
+    one = Protocol(method=Method(alpha=2), training=Training(step_size=1), evaluation=Evaluation(shares=(1,)))
+    other = Protocol(method=Method(alpha=2.0), training=Training(step_size=1.0), evaluation=Evaluation(shares=(1.0,)))
     assert one == other
     assert one.digest == other.digest
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kind": "none", "rate": 0.5},
+        {"kind": "none", "hyper": "optimal"},
+        {"kind": "dropout", "evaluation": "gaussian"},
+        {"kind": "dropconnect", "num_samples": 4},
+        {"evaluation": "gaussian"},
+        {"rate": 0.5},
+        {"estimator": "straight-through", "baseline": "mean-network"},
+        {"estimator": "local", "decay": 0.5},
+        {"baseline": "mean-network", "decay": 0.5},
+        {"temperature": 0.1},
+        {"hyper": "optimal", "posterior_alpha": 2.0},
+    ],
+)
+def test_a_setting_that_does_nothing_is_refused(settings):
+    with pytest.raises(ProtocolError, match="does nothing for"):
+        Method(**settings)
 
 
 @pytest.mark.parametrize("data", ["cifar10", "norb"])

@@ -66,8 +66,9 @@ def test_an_epoch_is_scaled_from_its_first_steps_and_shared_by_the_replicas(monk
     monkeypatch.setattr(timing, "_median", lambda *_: steps.append(0) or 6.0)
     monkeypatch.setattr(timing, "_prediction", lambda *_: {})
     found = timing.measure(TINY, tiny(), CPU, replicas=3, steps=2)
-    assert found["seconds_per_epoch"] == 6.0 / 2 * 4 / 3  # four batches an epoch, two of them timed, three replicas
-    assert steps == [2, 0]  # once before the clock starts
+    # Shuffling once, then four batches an epoch of which two are timed; shared by three replicas.
+    assert found["seconds_per_epoch"] == (6.0 + 6.0 / 2 * 4) / 3
+    assert steps == [2, 0, 0]  # once before the clock starts
 
 
 def test_the_median_of_the_repeats_counts(monkeypatch):

@@ -16,15 +16,12 @@ def main() -> None:
     from dropconnectpp.errors import DropConnectError
     from dropconnectpp.lab import data_commands, run_commands
 
-    app = typer.Typer(
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        help="DropConnect++: the paper's experiments, and your own.",
-    )
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     for command in (run_commands.demo, run_commands.run, run_commands.train, run_commands.report, run_commands.results):
         app.command()(command)
     app.add_typer(data_commands.app, name="data")
     app.add_typer(run_commands.store_app, name="store")
+    app.callback()(run_commands.root)
     try:
         app()
     except DropConnectError as error:

@@ -39,6 +39,12 @@ class Lines(Display):
         left = (now - self._since) / max(done - self._first, 1) * (self._epochs - done)
         self.note(f"  epoch {done}/{self._epochs}, {_figures(loss, accuracy)}, {left:.0f} s left")
 
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last >= LINE_EVERY_S:
+            self._last = now
+            self.note(f"  {what} {done:,}/{total:,}")
+
 
 class Bars(Display):
     """For a terminal: one bar a stack, with loss, accuracy and time left."""

@@ -29,6 +29,8 @@ class Experiment:
 
     protocols: tuple[Protocol, ...]
     repeats: int = 50
+    first_replica: int = 0
+    """So that machines without a shared folder can each train some of the replicas."""
     selection: Selection = field(default_factory=Selection)
 
     def __post_init__(self) -> None:
@@ -36,6 +38,11 @@ class Experiment:
             raise ProtocolError(f"repeats must be at least 1, got {self.repeats}.")
         if not self.protocols:
             raise ProtocolError("an experiment needs at least one method.")
+
+    @property
+    def replicas(self) -> range:
+        """The replicas of each method that are to be trained."""
+        return range(self.first_replica, self.first_replica + self.repeats)
 
 
 def of_the_paper(

@@ -160,6 +160,27 @@ class Method:
         if self.baseline == "leave-one-out":
             _require(self.num_samples >= 2, "baseline 'leave-one-out' needs num_samples of at least 2.")
         _require(self.estimator != "eq16" or self.hyper == "learned", "estimator 'eq16' needs hyper 'learned'.")
+        self._refuse_idle_settings()
+
+    def _refuse_idle_settings(self) -> None:
+        """A setting that does nothing would still name another experiment."""
+        used = {
+            "none": {"kind"},
+            "dropout": {"kind", "rate"},
+            "dropconnect": {"kind", "rate", "evaluation"},
+            "dropconnect++": {item.name for item in fields(self)} - {"rate", "evaluation"},
+        }[self.kind]
+        idle = {
+            "baseline": self.estimator not in ("bbvi", "eq16"),
+            "decay": self.estimator not in ("bbvi", "eq16") or self.baseline != "running",
+            "temperature": self.estimator != "concrete",
+            "posterior_alpha": self.hyper != "learned",
+            "posterior_beta": self.hyper != "learned",
+        }
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value != item.default and (item.name not in used or idle.get(item.name, False)):
+                raise ProtocolError(f"{item.name} = {value!r} does nothing for {self.kind} as it is set. Leave it out.")
 
     @property
     def has_rate(self) -> bool:

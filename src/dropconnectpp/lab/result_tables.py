@@ -27,7 +27,7 @@ def to_table(rows: Iterable[Row]) -> list[dict[str, Any]]:
         scalars = {
             f"results.{name}" if name in taken else name: value
             for name, value in row.results.items()
-            if not isinstance(value, list | dict)
+            if isinstance(value, str | int | float)
         }
         table.append((who, scalars, evidence))
     names = sorted({name for _, scalars, _ in table for name in scalars})

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,6 +53,20 @@ TimeLimit = Annotated[
 ]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dropconnectpp {metadata.version('dropconnectpp')}")
+        raise typer.Exit
+
+
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """DropConnect++: the paper's experiments, and your own."""
+
+
 def duration(text: str) -> float:
     """Seconds of a time such as 90s, 9m or 1h30m; a bare number is seconds.
 
@@ -85,13 +100,16 @@ def run(
     ] = None,
     step_size: Annotated[float | None, typer.Option(help="Adagrad's (default: chosen as in the paper).")] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Dropout's and DropConnect's (default: chosen on held-out data).")
+        float | None, typer.Option(help="Share that Dropout and DropConnect drop (default: chosen on held-out data).")
     ] = None,
     hyper: Annotated[
         str | None, typer.Option(help="DropConnect++'s Beta posterior: learned (the paper's) or optimal.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Root of every random number.")] = 0,
     foreign: Annotated[str | None, typer.Option(help="Another data set that should make the network unsure.")] = None,
+    first_replica: Annotated[
+        int, typer.Option(min=0, help="Number of the first network: machines that share no folder take different ones.")
+    ] = 0,
     device: DeviceName = "auto",
     out: Out = Path("dcpp-results"),
     replicas_at_once: AtOnce = None,
@@ -127,8 +145,10 @@ def run(
             root_seed=seed,
             foreign=foreign,
         )
+    experiment = replace(experiment, first_replica=first_replica)
     with _runner(out, device, data_dir, replicas_at_once, time_limit) as runner:
         _check_data(experiment, runner)
+        _make_folder(out)
         _remember_command(experiment, runner)
         if what == "table2":
             _time(experiment, runner)
@@ -152,6 +172,7 @@ def demo(
 
     experiment = experiments.demo(repeats, epochs)
     with _runner(out, device, None, None, None) as runner:
+        _make_folder(out)
         _remember_command(experiment, runner)
         if not _train(experiment, runner):
             raise typer.Exit(3)
@@ -165,7 +186,7 @@ def train(
     method: Annotated[str, typer.Option(help=f"One of {', '.join(PAPER_METHODS)}.")] = "dropconnect++",
     estimator: Annotated[str, typer.Option(help="How DropConnect++ learns its keep probabilities.")] = "bbvi",
     hyper: Annotated[str, typer.Option(help="DropConnect++'s Beta posterior: learned or optimal.")] = "learned",
-    rate: Annotated[float, typer.Option(help="Dropout's or DropConnect's.")] = 0.5,
+    rate: Annotated[float, typer.Option(help="Share that Dropout or DropConnect drops.")] = 0.5,
     step_size: Annotated[float, typer.Option(help="Adagrad's.")] = 0.01,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training set.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Root of every random number.")] = 0,
@@ -306,7 +327,8 @@ def _runner(
 
     deadline = None if time_limit is None else time.monotonic() + duration(time_limit)
     chosen = devices.choose(device)
-    _make_folder(out)
+    if out.exists() and not out.is_dir():
+        raise ProtocolError(f"{out}: is a file. Give a folder.")
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -364,7 +386,7 @@ def _train(experiment: Experiment, runner: Runner) -> bool:
     complete = select(experiment.protocols, runner, experiment.selection)
     if complete is None:
         return False
-    outcome = runner.run([Unit(p, replica) for p in complete.values() for replica in range(experiment.repeats)])
+    outcome = runner.run([Unit(p, replica) for p in complete.values() for replica in experiment.replicas])
     if outcome.left and not outcome.stopped:
         runner.display.note(f"Other processes train the rest: {outcome.left} left.")
     return not outcome.left

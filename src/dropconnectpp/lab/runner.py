@@ -64,7 +64,6 @@ class Runner:
     checkpoint_s: float = 60.0
 
     def __post_init__(self) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
         self.checkpoints = Checkpoints(self.out / CHECKPOINTS)
         self.owner = Owner.here()
         self._datasets: dict[str, Dataset] = {}
@@ -72,6 +71,8 @@ class Runner:
 
     def store(self, *, read_only: bool = False) -> Store:
         """The folder's results."""
+        if not read_only:
+            self.out.mkdir(parents=True, exist_ok=True)
         return Store.open(self.out / STORE, read_only=read_only)
 
     def dataset(self, name: str) -> Dataset:

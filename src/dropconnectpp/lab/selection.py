@@ -149,6 +149,8 @@ def _choose_rates(
             for rate, trial in candidates.items()
         ]
         best = max(measured, key=lambda one: one["accuracy"] if math.isfinite(one["accuracy"]) else -math.inf)
+        if not math.isfinite(best["accuracy"]):
+            runner.display.note(f"Every rate diverged, {best['rate']} is taken. Try a smaller step size.")
         found[digest] = {"rate": best["rate"], "trials": measured}
     return found
 

@@ -152,10 +152,10 @@ class Store:
     def open(cls, path: Path | str, read_only: bool = False) -> Self:
         """Open a store; unless ``read_only``, make it if it is not there. Its folder must exist."""
         path = Path(path).expanduser().absolute()
-        if not path.parent.is_dir():
-            raise StoreError(f"{path}: its folder does not exist. Make the folder, or give another path.")
         if read_only and not path.exists():
             raise StoreError(f"{path}: there is no store to read. Check the path, or run an experiment first.")
+        if not path.parent.is_dir():
+            raise StoreError(f"{path}: its folder does not exist. Make the folder, or give another path.")
         # Readers open the file for writing too, under query_only: a writer that was killed may have left a journal,
         # and the next to come must put the file back. SQLite falls back to reading where it may not write.
         uri = f"{path.as_uri()}?mode={'rw' if read_only else 'rwc'}"

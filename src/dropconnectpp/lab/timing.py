@@ -37,9 +37,10 @@ def measure(
     whole = len(stack.batches)
     stack.batches = stack.batches[:steps]
     stack.train_epoch()
-    taken = _median(lambda: float(stack.train_epoch().sum()), device, repeats)
+    shuffled = _median(stack.shuffle, device, repeats)
+    taken = _median(stack.train_batches, device, repeats)
     return {
-        "seconds_per_epoch": taken / len(stack.batches) * whole / replicas,
+        "seconds_per_epoch": (shuffled + taken / len(stack.batches) * whole) / replicas,
         "replicas": replicas,
         "prediction": _prediction(stack, device, repeats),
         "device": devices.describe(device),

@@ -156,16 +156,23 @@ class Stack:
 
     def train_epoch(self) -> Tensor:
         """One pass over the training examples; the mean loss of each replica (R,), in nats per example."""
+        self.shuffle()
+        self.train_batches()
+        self.epoch += 1
+        return self.loss_sum / sum(self.batches)
+
+    def shuffle(self) -> None:
+        """Draw the order of examples of the epoch that comes."""
+        order = Stream(self.protocol.root_seed, "order")
+        self.order.copy_(order.permutation(self.replicas, self.epoch, self.order.shape[1]))
+
+    def train_batches(self) -> None:
+        """A step on each batch, from the first in order."""
+        self.position.zero_()
+        self.loss_sum.zero_()
         with _fast_products(self.device, self.dtype):
-            self.order.copy_(
-                Stream(self.protocol.root_seed, "order").permutation(self.replicas, self.epoch, self.order.shape[1])
-            )
-            self.position.zero_()
-            self.loss_sum.zero_()
             for batch in self.batches:
                 self._run_step(batch)
-            self.epoch += 1
-        return self.loss_sum / sum(self.batches)
 
     def _run_step(self, batch: int) -> None:
         whole = batch == self.protocol.training.batch_size

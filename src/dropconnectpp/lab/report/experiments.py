@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from dropconnectpp.lab.protocol import paper
 from dropconnectpp.lab.report import paper_values
 from dropconnectpp.lab.report.number_formats import finite, setting
 from dropconnectpp.lab.store import FINAL, Row, StoredProtocol
@@ -39,6 +40,14 @@ class Experiment:
         """What tables call the data."""
         name = paper_values.TITLES.get(self.data, self.data)
         return f"{name} ({self.variant})" if self.variant else name
+
+    @property
+    def paper_data(self) -> str:
+        """The data set under which the paper has values to stand beside; empty where the network is another one."""
+        known = self.data in paper_values.TITLES
+        usual = asdict(paper(self.data, "none").architecture) if known else {}
+        given = _table(self.settings, "architecture")
+        return self.data if all(given.get(name) in (value, _as_list(value)) for name, value in usual.items()) else ""
 
     @property
     def column(self) -> tuple[str, str]:
@@ -142,6 +151,10 @@ def selection_notes(notes: Notes) -> dict[str, Mapping[str, Any]]:
     return {
         digest: value for (digest, name), value in notes.items() if name == "selection" and isinstance(value, Mapping)
     }
+
+
+def _as_list(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _table(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:

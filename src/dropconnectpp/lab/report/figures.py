@@ -180,7 +180,7 @@ def keep_probabilities(column: Sequence[Experiment], name: str) -> Drawing | Non
     if any(quantiles.values()):
         panels.append(("Sorted", svg(f"{name}-sorted", "Keep probabilities in rising order", about, draw_sorted)))
     caption = f"Figure 1(b), {column[0].title}. Learned keep probabilities of all synapses, replicas pooled."
-    if column[0].data == paper_values.FIGURE_1B_DATA:
+    if column[0].paper_data == paper_values.FIGURE_1B_DATA:
         caption += " The paper: around 50K below 0.35, 200K from 0.4 to 0.6, 50K above 0.6, of almost 300K."
     return Drawing(caption, tuple(panels), _legend(labels))
 

@@ -104,7 +104,7 @@ def _accuracy(column: Sequence[Experiment]) -> Table:
     for experiment in column:
         values = experiment.values("accuracy")
         line = statistic(values.values())
-        paper = paper_values.accuracy(experiment.data, experiment.kind)
+        paper = paper_values.accuracy(experiment.paper_data, experiment.kind)
         statuses = [row.status for row in experiment.rows]
         table.append(
             {
@@ -157,7 +157,7 @@ def _significance(column: Sequence[Experiment]) -> Table:
         means = [statistic(sample.values())["mean"] for sample in samples]
         who = {"data": a.data, "variant": a.variant, "title": a.title}
         who |= {"method": a.label, "other": b.label, "digest": a.digest, "other_digest": b.digest}
-        verdict = paper_values.verdict(a.data, a.kind, b.kind)
+        verdict = paper_values.verdict(a.paper_data, a.kind, b.kind)
         table.append({**who, "difference": _difference(*means), **found, "paper": verdict})
     for name in tests:
         possible = [row for row in table if row[name] is not None]
@@ -226,7 +226,7 @@ def _time(experiments: Sequence[Experiment], notes: Notes, protocols: Iterable[S
                 "replicas": value.get("replicas"),
                 "device": str(value.get("device", "")),
                 **{f"prediction_{rule}": finite(prediction.get(rule)) for rule in PREDICTIONS},
-                "paper": paper_values.seconds(experiment.data, experiment.kind),
+                "paper": paper_values.seconds(experiment.paper_data, experiment.kind),
             }
         )
     sets, kinds = list(dict.fromkeys(e.title for e in experiments)), paper_values.KINDS
@@ -261,10 +261,10 @@ def _samples(experiment: Experiment) -> Table:
     if not by_count or experiment.kind == "none":
         return []
     lines: list[tuple[int | None, dict[int, float], float | None]] = [
-        (count, by_count[count], paper_values.mc_accuracy(experiment.data, experiment.kind, count))
+        (count, by_count[count], paper_values.mc_accuracy(experiment.paper_data, experiment.kind, count))
         for count in sorted(by_count)
     ]
-    one_pass = paper_values.accuracy(experiment.data, experiment.kind)
+    one_pass = paper_values.accuracy(experiment.paper_data, experiment.kind)
     lines.append((None, experiment.values("accuracy"), one_pass))
     table = []
     for count, values, paper in lines:
@@ -290,7 +290,7 @@ def _shares(experiment: Experiment) -> Table:
                 counts[name] += int(count or 0)
     if not networks:
         return []
-    paper = paper_values.SHARES if experiment.data == paper_values.FIGURE_1B_DATA else {}
+    paper = paper_values.SHARES if experiment.paper_data == paper_values.FIGURE_1B_DATA else {}
     return [
         {
             **_who(experiment),
