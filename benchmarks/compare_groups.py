@@ -68,7 +68,7 @@ def main() -> None:
         lines.append(line)
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *lines])
     first = next(iter(next(iter(named))[1].values()))[0]
-    text = f"## Groups of replicas\n\n{first.device}, versions {first.versions}\n\n{table}\n"
+    text = f"## Groups of replicas\n\n{first.device}, {', '.join(f'{name} {version}' for name, version in first.versions.items())}\n\n{table}\n"
     print(text)
     if given.out:
         given.out.write_text(text)

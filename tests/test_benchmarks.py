@@ -121,3 +121,20 @@ def test_data_preparation(tmp_path: Path) -> None:
     found = tables("data_preparation.py", tmp_path, "--pictures", "60", "--repeats", "1")
     works = [row["work"] for row in found["60 pictures"]]
     assert works == ["unpack", "checksum", "prepare", "open", "open and read", "verify"]
+
+
+def test_replica_step(tmp_path: Path) -> None:
+    options = ("--batch", "4", "--steps", "1", "--repeats", "1", "--replicas", "2", "--growth", "1", "--hidden", "8")
+    found = tables("replica_step.py", tmp_path, *options, "--classes", "3")
+    methods = [row["method"] for row in found["Methods"]]
+    assert methods[:3] == ["one replica, eager PyTorch, none", "none", "dropout"]
+    assert [row["stack"] for row in found["Number of replicas"]] == ["1 replicas"]
+    assert [row["dense layer"] for row in found["Width and classes"]] == ["8 units, 3 classes"]
+
+
+def test_compare_groups(tmp_path: Path) -> None:
+    stores = [str(ROOT / "records" / "2026-11-16-replicas" / f"pilot_seed{seed}.sqlite") for seed in (0, 1)]
+    found = run("compare_groups.py", *stores, "--out", str(tmp_path / "groups.md"))
+    assert found.returncode == 0, found.stderr[-2000:]
+    recorded = (ROOT / "records" / "2026-11-16-replicas" / "groups_cuda.md").read_text()
+    assert (tmp_path / "groups.md").read_text() == recorded

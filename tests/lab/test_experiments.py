@@ -348,3 +348,9 @@ def test_the_demo_takes_other_numbers():
 
 def test_the_papers_methods_are_those_of_table_1():
     assert list(PAPER_METHODS) == KINDS
+
+
+def test_machines_can_take_different_replicas():
+    whole = of_the_paper("table1", "cifar10", repeats=5)
+    assert list(whole.replicas) == [0, 1, 2, 3, 4]
+    assert list(replace(whole, first_replica=5, repeats=2).replicas) == [5, 6]

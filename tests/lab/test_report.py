@@ -558,3 +558,11 @@ def test_a_browser_shows_the_page(store: Store, tmp_path: Path, size: str) -> No
     command = [chromium, *options, folder, f"--window-size={size}", f"--screenshot={picture}", address]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     assert picture.stat().st_size > 10_000
+
+
+def test_the_papers_values_stand_beside_the_papers_network_only(store: Store) -> None:
+    usual = chosen("cifar10", "dropconnect++")
+    fill(store, usual, {0: result(76.0, "dropconnect++")})
+    fill(store, replace(usual, architecture=replace(usual.architecture, hidden=16)), {0: result(50.0, "dropconnect++")})
+    found = {row["mean"]: row["paper"] for row in tables(store)["accuracy"]}
+    assert found == {76.0: 76.54, 50.0: None}

@@ -165,7 +165,8 @@ def _significance(rows: tables.Table) -> Laid:
         groups=_grouped(rows, _title, cells),
         notes=(
             "Student is the paper's test. Welch lets the spreads differ; the interval is its own. Paired compares "
-            "replicas with the same start and order of examples. p is adjusted for the pairs of one data set.",
+            "replicas with the same start and order of examples. p is adjusted for the pairs of one data set. "
+            "A pair with fewer than two replicas on a side is not tested.",
         ),
         words=(6,),
     )
