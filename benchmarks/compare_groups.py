@@ -68,7 +68,8 @@ def main() -> None:
         lines.append(line)
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *lines])
     first = next(iter(next(iter(named))[1].values()))[0]
-    text = f"## Groups of replicas\n\n{first.device}, {', '.join(f'{name} {version}' for name, version in first.versions.items())}\n\n{table}\n"
+    versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
+    text = f"## Groups of replicas\n\n{first.device}, {versions}\n\n{table}\n"
     print(text)
     if given.out:
         given.out.write_text(text)
