@@ -20,7 +20,8 @@ from file_server import FileServer, serving
 from PIL import Image
 
 from dropconnectpp.lab import data
-from dropconnectpp.lab.data import access, cache, catalogue, download
+from dropconnectpp.lab.data import access, cache, catalogue, download, embedded
+from dropconnectpp.lab.data.dataset import Arrays
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -347,6 +348,24 @@ def test_the_embedded_set_is_balanced_and_needs_nothing(tmp_path):
     assert data.fetch("fashion-mini", directory=tmp_path).provenance.verified
     assert data.verify("fashion-mini", directory=tmp_path).shape == (1, 32, 32)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_embedded_file_holds_the_first_pictures_of_each_class(tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    labels = np.arange(60) % 10
+    images = np.zeros((60, 1, 32, 32), dtype=np.uint8)
+    images[:, :, 2:-2, 2:-2] = random.integers(0, 256, (60, 1, 28, 28))
+    split = data.Split(images, labels)
+    monkeypatch.setattr(embedded, "COUNTS", (2, 1))
+    monkeypatch.setattr(embedded, "FILE", tmp_path / "made.npz.xz")
+    classes = tuple("0123456789")
+    embedded.FILE.write_bytes(embedded.build(Arrays(split, split, classes)))
+    made = embedded.read(classes)
+    assert np.array_equal(made.train.images, images[:20])
+    assert np.array_equal(made.test.labels, labels[:10])
+    embedded.FILE.write_bytes(b"not xz")
+    with pytest.raises(data.DataError, match=r"made.npz.xz: damaged.*Install dropconnectpp again"):
+        embedded.read(classes)
 
 
 @pytest.mark.skipif(

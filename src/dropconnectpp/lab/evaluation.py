@@ -86,6 +86,8 @@ def along_the_way(stack: Stack, settings: Evaluation) -> list[dict[str, Any]]:
 
 def _averages(stack: Stack, segment: Segment, inputs: Tensor, counts: tuple[int, ...]) -> dict[int, Tensor]:
     """Eq. (18) for several numbers of samples: logits fed with the mean activation of the first masks."""
+    if not segment.regulariser.random:
+        return dict.fromkeys(counts, stack.predict_segment(segment, inputs))
     weight, bias, *output = stack.segment_parameters(segment)
     found: dict[int, Tensor] = {}
     total: Tensor | None = None
@@ -194,6 +196,7 @@ class _Uncertainty:
     def add(self, segment: Segment, inputs: Tensor, samples: int, labels: Tensor | None = None) -> None:
         if not samples:
             return
+        samples = samples if segment.regulariser.random else 1
         weight, bias, *output = self.stack.segment_parameters(segment)
         mean: Tensor | float = 0.0
         expected: Tensor | float = 0.0
@@ -303,10 +306,11 @@ def _posteriors(stack: Stack, segment: Segment) -> list[dict[str, Any] | None]:
         return [None] * len(regulariser.replicas)
     weight = stack.segment_parameters(segment)[0]
     kl = regulariser.kl().tolist()
+    keep_weight, keep_bias = (regulariser.keep_probability(name).flatten(1) for name in ("weight", "bias"))
     found: list[dict[str, Any] | None] = []
     for r in range(len(regulariser.replicas)):
-        keep = regulariser.keep_probability("weight")[r].flatten().double()
-        everything = torch.cat([keep, regulariser.keep_probability("bias")[r].flatten().double()])
+        keep = keep_weight[r].double()
+        everything = torch.cat([keep, keep_bias[r].double()])
         low, middle, high = FIGURE_1B
         ordered = everything.sort().values
         places = torch.linspace(0, len(ordered) - 1, QUANTILES, dtype=torch.float64).round().long()

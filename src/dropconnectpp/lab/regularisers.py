@@ -41,6 +41,11 @@ class Regulariser:
         return 1
 
     @property
+    def random(self) -> bool:
+        """Whether sampled passes differ from each other."""
+        return self.method.kind != "none"
+
+    @property
     def needs_mean_network(self) -> bool:
         return False
 
