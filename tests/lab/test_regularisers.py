@@ -16,10 +16,13 @@ from torch import Tensor, nn
 
 import dropconnectpp as dcpp
 from dropconnectpp import draws
+from dropconnectpp.lab.learned_gates import DropConnectPP, draw_gamma, estimator_of
 from dropconnectpp.lab.network import linear, log_likelihoods
 from dropconnectpp.lab.protocol import Method
-from dropconnectpp.lab.regularisers import KINDS, DropConnectPP, Regulariser, draw_gamma, estimator_of, same_segment
+from dropconnectpp.lab.regularisers import Regulariser
 from dropconnectpp.lab.streams import Stream
+from dropconnectpp.lab.training import KINDS
+from dropconnectpp.lab.training import _same_segment as same_segment
 
 SEED, STEP, NUM_DATA = 7, torch.tensor(11), 50
 REPLICAS = torch.tensor([3, 8])

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import dropconnectpp
+from dropconnectpp.lab.learned_gates import estimator_of
 from dropconnectpp.lab.network import Shape
 from dropconnectpp.lab.protocol import Method
-from dropconnectpp.lab.regularisers import estimator_of
 from dropconnectpp.lab.training import Stack
 
 

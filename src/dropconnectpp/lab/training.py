@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,11 +19,18 @@ from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.data.normalisation import ChannelStatistics, channel_statistics, standardise
 from dropconnectpp.lab.device import as_tensor, tensor_cores
 from dropconnectpp.lab.kernels.dense import adagrad_
+from dropconnectpp.lab.learned_gates import DropConnectPP
 from dropconnectpp.lab.network import Shape, linear, log_likelihoods, start
-from dropconnectpp.lab.protocol import Protocol, ProtocolError
-from dropconnectpp.lab.regularisers import KINDS, Regulariser, same_segment
+from dropconnectpp.lab.protocol import Method, Protocol, ProtocolError
+from dropconnectpp.lab.regularisers import DropConnect, Dropout, Regulariser
 from dropconnectpp.lab.streams import Stream
 
+KINDS: dict[str, type[Regulariser]] = {
+    "none": Regulariser,
+    "dropout": Dropout,
+    "dropconnect": DropConnect,
+    "dropconnect++": DropConnectPP,
+}
 EAGER_STEPS = 3
 """Steps taken before a CUDA graph is captured: libraries set themselves up in the first ones."""
 
@@ -121,7 +128,7 @@ class Stack:
         segments, first = [], 0
         for last in range(1, len(self.units) + 1):
             methods = [unit.protocol.method for unit in self.units[first : last + 1]]
-            if last < len(self.units) and same_segment(methods[0], methods[-1]):
+            if last < len(self.units) and _same_segment(methods[0], methods[-1]):
                 continue
             rows = slice(first, last)
             rates = [unit.protocol.method.rate or 0.0 for unit in self.units[rows]]
@@ -289,6 +296,11 @@ class Stack:
         for segment, moments in zip(self.segments, state["moments"], strict=True):
             if segment.regulariser.moments is not None:
                 segment.regulariser.moments.copy_(moments)
+
+
+def _same_segment(one: Method, other: Method) -> bool:
+    """Whether replicas of both methods can share a segment of the stack: all but the rate agrees."""
+    return replace(one, rate=None) == replace(other, rate=None)
 
 
 def _check(units: Sequence[Unit]) -> None:

@@ -1,0 +1,267 @@
+"""DropConnect++ in a stack of replicas: a learned keep probability for each synapse, by any of the estimators.
+
+The maths is the library's: `functional`, `estimators`, `gating`. Only where the random numbers come from differs.
+Shapes: R replicas of one segment of the stack, B batch, P passes of a step, L samples.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dropconnectpp import functional, gating
+from dropconnectpp.estimators import Concrete, Eq16, Estimator, resolve, update_moments
+from dropconnectpp.lab.kernels.dense import draw_masks, score_pass
+from dropconnectpp.lab.network import linear
+from dropconnectpp.lab.protocol import Method
+from dropconnectpp.lab.regularisers import SYNAPSES, DropConnect
+from dropconnectpp.lab.streams import Stream
+
+
+class DropConnectPP(DropConnect):
+    """Each synapse has its own learned keep probability: Eq. (11)-(16)."""
+
+    def __init__(self, method: Method, rates: Tensor, replicas: Tensor, shape: tuple[int, int], root_seed: int) -> None:
+        super().__init__(method, rates, replicas, shape, root_seed)
+        self.estimator = estimator_of(method)
+        keep = method.keep_probability
+        values: dict[str, float] = {
+            method.parameterisation: keep if method.parameterisation == "probability" else math.log(keep / (1 - keep))
+        }
+        if method.hyper == "learned":
+            alpha, beta = method.posterior_alpha, method.posterior_beta
+            values["alpha"] = functional.inverse_positive(method.alpha + keep if alpha is None else alpha)
+            values["beta"] = functional.inverse_positive(method.beta + 1 - keep if beta is None else beta)
+        self.parameters = {
+            f"{name}_{key}": torch.full(
+                (len(replicas), *self.shapes[name]), value, device=rates.device, dtype=rates.dtype
+            )
+            for name in SYNAPSES
+            for key, value in values.items()
+        }
+        if self.estimator.needs_moments:
+            self.moments = torch.zeros((2, len(replicas)), device=rates.device, dtype=rates.dtype)
+        self._masks: list[dict[str, Tensor]] = []
+        self._step: Tensor | None = None
+
+    @property
+    def passes(self) -> int:
+        return self.method.num_samples * self.estimator.arms
+
+    @property
+    def needs_mean_network(self) -> bool:
+        return self.estimator.needs_mean_network
+
+    def logit(self, name: str) -> Tensor:
+        """pi~'s log-odds, (R, ...)."""
+        if self.method.parameterisation == "logit":
+            return self.parameters[f"{name}_logit"]
+        probability = self.parameters[f"{name}_probability"]
+        inside = probability.clamp(functional.PROBABILITY_MARGIN, 1 - functional.PROBABILITY_MARGIN)
+        return torch.logit(probability + (inside - probability).detach())
+
+    def keep_probability(self, name: str = "weight") -> Tensor:
+        return torch.sigmoid(self.logit(name).detach())
+
+    def train_pass(self, x: Tensor, weight: Tensor, bias: Tensor, step: Tensor, index: int) -> Tensor:
+        if index == 0:
+            self._masks, self._step = [], step
+        if self.estimator.gate == "gaussian":
+            return self._gaussian_pass(x, weight, bias, step, index)
+        gates = {
+            name: self._training_gate(name, value, step, index) for name, value in (("weight", weight), ("bias", bias))
+        }
+        return torch.relu(linear(x, gates["weight"], gates["bias"]))
+
+    def _training_gate(self, name: str, value: Tensor, step: Tensor, index: int) -> Tensor:
+        """A weight under its gate, differentiable by the weight and, for pathwise estimators, by the logit."""
+        stream, (sample, arm) = self._stream(f"mask:{name}"), divmod(index, self.estimator.arms)
+        if isinstance(self.estimator, Concrete):
+            count = math.prod(self.shapes[name])
+            noise = stream.uniform(self.replicas, step, count, sample, dtype=_noise_dtype(value)).view(value.shape)
+            return value * functional.relax_mask(self.logit(name), noise, self.estimator.temperature)
+        if self.estimator.arms == 1:
+            mask = draw_masks(stream, self.keep_probability(name), self.replicas, step, sample)
+        else:
+            noise = stream.uniform(self.replicas, step, math.prod(self.shapes[name]), sample, dtype=_noise_dtype(value))
+            draw = functional.draw_antithetic_mask if arm else functional.draw_mask
+            mask = draw(self.logit(name).detach(), noise.view(value.shape))
+        if not self.estimator.scores:
+            return gating.straight_through(value, self.logit(name), mask, None)
+        if name == "weight":
+            self._masks.append({})
+        self._masks[index][name] = mask
+        return gating.masked(value, mask)
+
+    def _gaussian_pass(self, x: Tensor, weight: Tensor, bias: Tensor, step: Tensor, index: int) -> Tensor:
+        means, variances = zip(
+            functional.gaussian_gate_moments(self.logit("weight"), weight),
+            functional.gaussian_gate_moments(self.logit("bias"), bias),
+            strict=True,
+        )
+        mean, variance = linear(x, *means), linear(x.square(), *variances)
+        noise = self._stream("local").normal(self.replicas, step, mean[0].numel(), index, dtype=mean.dtype)
+        # The margin keeps the slope of the root finite where every input is zero.
+        return torch.relu(mean + torch.sqrt(variance.clamp_min(0.0) + 1e-12) * noise.view(mean.shape))
+
+    def mean_pass(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.relu(linear(x, weight * self.keep_probability("weight"), bias * self.keep_probability("bias")))
+
+    # ------------------------------------------------------------------------ the posterior's gradient
+
+    @torch.no_grad()
+    def gradients(self, rewards: Tensor, mean_reward: Tensor | None, num_data: int) -> dict[str, Tensor]:
+        """KL and, for score estimators, likelihood: rewards (P, R) are mean log-likelihoods per example."""
+        samples, scale = self.method.num_samples, self.method.kl_weight / num_data
+        coefficients = None
+        if self.estimator.scores:
+            arms = rewards.view(samples, self.estimator.arms, -1)
+            baseline = self.moments if self.estimator.needs_moments else mean_reward
+            coefficients = self.estimator.coefficients(arms, baseline) / samples  # (L, R)
+            if self._in_one_pass:
+                return self._score_gradients(coefficients[0], arms.mean(1), scale)
+            self._update_moments(arms.mean(1), torch.stack([self._squared_score(masks) for masks in self._masks]))
+        found: dict[str, Tensor] = {}
+        for name in SYNAPSES:
+            found.update(self._posterior_gradient(name, coefficients, scale))
+        self._masks = []
+        return found
+
+    @property
+    def _in_one_pass(self) -> bool:
+        """The common case: one mask, the uniform prior, the best q(pi)."""
+        method = self.method
+        usual = method.hyper == "optimal" and method.alpha == method.beta == 1.0 and method.parameterisation == "logit"
+        return usual and self.passes == 1
+
+    def _score_gradients(self, coefficient: Tensor, rewards: Tensor, scale: float) -> dict[str, Tensor]:
+        (masks,), self._masks = self._masks, []
+        found = {name: score_pass(self.logit(name), masks[name], coefficient, scale) for name in SYNAPSES}
+        self._update_moments(rewards, (found["weight"][1] + found["bias"][1]).unsqueeze(0))
+        return {f"{name}_logit": gradient for name, (gradient, _) in found.items()}
+
+    def _posterior_gradient(self, name: str, coefficients: Tensor | None, scale: float) -> dict[str, Tensor]:
+        method, logit = self.method, self.logit(name)
+        found: dict[str, Tensor] = {}
+        if method.hyper == "optimal":
+            _, slope = functional.collapsed_kl(logit, method.alpha, method.beta, value=False)
+            assert slope is not None
+            gradient = slope * scale
+        else:
+            raw = {key: self.parameters[f"{name}_{key}"] for key in ("alpha", "beta")}
+            alpha, beta = (functional.positive(value) for value in raw.values())
+            _, slope, *slopes = functional.learned_kl(logit, alpha, beta, method.alpha, method.beta)
+            gradient = slope * scale
+            scores = self._beta_scores(name, alpha, beta, coefficients)
+            for (key, value), by, score in zip(raw.items(), slopes, scores, strict=True):
+                found[f"{name}_{key}"] = (by * scale - score) * torch.sigmoid(value)
+        if coefficients is not None:
+            gradient = gradient - self._likelihood_gradient(name, logit, coefficients)
+        if method.parameterisation == "probability":
+            gradient = gradient / (torch.sigmoid(logit) * torch.sigmoid(-logit))
+        return {f"{name}_{method.parameterisation}": gradient, **found}
+
+    def _likelihood_gradient(self, name: str, logit: Tensor, coefficients: Tensor) -> Tensor:
+        """sum_l c_l (z_l - pi~), Eq. (8), or the antithetic pair's."""
+        arms = self.estimator.arms
+        total = torch.zeros_like(logit)
+        for sample, coefficient in enumerate(coefficients):
+            weight = coefficient.view(-1, *[1] * (logit.ndim - 1))
+            masks = [self._masks[sample * arms + arm][name] for arm in range(arms)]
+            total.addcmul_(masks[0].to(logit.dtype), weight)
+            if arms == 2:
+                total.addcmul_(masks[1].to(logit.dtype), weight, value=-1.0)
+        if arms == 2:
+            return functional.disarm_gradient(logit, total)
+        return functional.score_gradient(logit, total, coefficients.sum(0).view(-1, *[1] * (logit.ndim - 1)))
+
+    def _update_moments(self, rewards: Tensor, squared: Tensor) -> None:  # (L, R), (L, R)
+        if self.moments is None:
+            return
+        total = squared.sum(0)
+        reward = (rewards * squared).sum(0) / total.clamp_min(torch.finfo(total.dtype).tiny)
+        decay: float = self.estimator.decay  # type: ignore[attr-defined]
+        # In place: a CUDA graph replays on the same memory.
+        self.moments.copy_(update_moments(self.moments, reward, total / len(rewards), decay))
+
+    def _squared_score(self, masks: dict[str, Tensor]) -> Tensor:
+        parts = [
+            functional.bernoulli_score(masks[name], self.logit(name)).square().flatten(1).sum(1) for name in SYNAPSES
+        ]
+        return parts[0] + parts[1]
+
+    def _beta_scores(
+        self, name: str, alpha: Tensor, beta: Tensor, coefficients: Tensor | None
+    ) -> tuple[Tensor | float, Tensor | float]:
+        """The last line of Eq. (16): the score of a draw of pi from q(pi); nothing for other estimators."""
+        if not isinstance(self.estimator, Eq16) or coefficients is None:
+            return 0.0, 0.0
+        assert self._step is not None
+        heads, tails = (
+            draw_gamma(shape, self._stream(f"{kind}:{name}"), self.replicas, self._step)
+            for kind, shape in (("heads", alpha), ("tails", beta))
+        )
+        total = coefficients.sum(0).view(-1, *[1] * (alpha.ndim - 1))
+        score_alpha, score_beta = functional.beta_score(heads / (heads + tails), alpha, beta)
+        return total * score_alpha, total * score_beta
+
+    def kl(self) -> Tensor:
+        parts = []
+        for name in SYNAPSES:
+            logit = self.logit(name)
+            if self.method.hyper == "optimal":
+                kl, _ = functional.collapsed_kl(logit, self.method.alpha, self.method.beta, slope=False)
+                assert kl is not None
+            else:
+                alpha, beta = (functional.positive(self.parameters[f"{name}_{key}"]) for key in ("alpha", "beta"))
+                kl = functional.learned_kl(logit, alpha, beta, self.method.alpha, self.method.beta)[0]
+            parts.append(kl.flatten(1).sum(1))
+        return parts[0] + parts[1]
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        if self.method.parameterisation == "probability":
+            margin = functional.PROBABILITY_MARGIN
+            for name in SYNAPSES:
+                self.parameters[f"{name}_probability"].clamp_(margin, 1 - margin)
+
+
+def draw_gamma(shape: Tensor, stream: Stream, replicas: Tensor, step: Tensor | int, attempts: int = 8) -> Tensor:
+    """Gamma(shape, 1) numbers from a stream: Marsaglia and Tsang's rejection with a fixed number of attempts.
+
+    An attempt fails for fewer than 1 in 20; after eight the last is taken, for one number in 10^10.
+    """
+    count = shape[0].numel()
+    boosted = shape + 1.0  # their method needs a shape of at least 1; the boost is undone below
+    d = boosted - 1.0 / 3.0
+    c = 1.0 / torch.sqrt(9.0 * d)
+    result = torch.zeros_like(shape)
+    missing = torch.ones_like(shape, dtype=torch.bool)
+    for attempt in range(attempts):
+        x = stream.normal(replicas, step, count, 2 * attempt, dtype=shape.dtype).view(shape.shape)
+        u = stream.uniform(replicas, step, count, 2 * attempt + 1, dtype=_noise_dtype(shape)).view(shape.shape)
+        v = (1.0 + c * x).clamp_min(1e-6) ** 3
+        good = torch.log(u + 1e-12) < 0.5 * x.square() + d - d * v + d * torch.log(v)
+        result = torch.where(missing & (good | (attempt == attempts - 1)), d * v, result)
+        missing = missing & ~good
+    u = stream.uniform(replicas, step, count, 2 * attempts, dtype=_noise_dtype(shape)).view(shape.shape)
+    # Above zero, since heads / (heads + tails) follows.
+    return (result * (u + 1e-12) ** (1.0 / shape)).clamp_min(torch.finfo(shape.dtype).tiny)
+
+
+def _noise_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def estimator_of(method: Method) -> Estimator:
+    """The library's estimator that a method names."""
+    options: dict[str, object] = {"name": method.estimator}
+    if method.estimator in ("bbvi", "eq16"):
+        options |= {"baseline": method.baseline, "decay": method.decay}
+    elif method.estimator == "concrete":
+        options |= {"temperature": method.temperature}
+    estimator = resolve(options)
+    estimator.check(hyper=method.hyper, num_samples=method.num_samples)
+    return estimator
