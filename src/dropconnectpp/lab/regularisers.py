@@ -1,4 +1,4 @@
-"""The dense layer of a stack of replicas with fixed rates, none, Dropout, DropConnect; `learned_gates` has the same verbs.
+"""The dense layer of a stack with fixed rates: none, Dropout, DropConnect; `learned_gates` has the same verbs.
 
 Shapes: R replicas of one segment of the stack, B batch, I inputs, O units, P passes of a step.
 """
