@@ -195,3 +195,22 @@ def test_a_note_stays_above_the_bar_as_it_is():
         bars.group("x", 1, 2, 0)
         bars.note("[red]going on with 4[/red] :cat:")
     assert "[red]going on with 4[/red] :cat:\n" in stream.getvalue()
+
+
+def test_a_long_epoch_is_heard_of_within(log, clock):
+    lines, text = log
+    lines.group("cifar10: Dropout", 8, 10, 0)
+    lines.within(0.25)
+    clock.now = module.LINE_EVERY_S
+    lines.within(2.5)
+    lines.within(2.75)
+    clock.now = 2 * module.LINE_EVERY_S
+    lines.evaluating("evaluating", 1000, 10_000)
+    assert text()[1:] == ["  epoch 3/10, 50% done", "  evaluating 1,000/10,000"]
+
+
+def test_a_bar_moves_within_an_epoch(terminal):
+    bars, _ = terminal
+    bars.group("cifar10: Dropout", 8, 10, 2)
+    bars.within(2.5)
+    assert bars.progress.tasks[-1].completed == 2.5

@@ -472,3 +472,16 @@ def test_two_processes_share_the_work_and_one_takes_over_from_the_dead(tmp_path)
     last = start(tmp_path / "shared")  # the dead one's work may have been claimed after the second had looked
     last.join()
     assert table(tmp_path / "shared") == table(tmp_path / "whole")
+
+
+def test_the_display_hears_of_every_batch(tmp_path):
+    class Listener(Diary):
+        heard: list[float]
+
+        def within(self, done: float) -> None:
+            self.heard.append(done)
+
+    listener = Listener()
+    listener.heard = []
+    Runner(tmp_path, CPU, tiny, listener).run(units(1, epochs=2))
+    assert listener.heard == [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0]

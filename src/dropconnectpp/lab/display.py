@@ -39,11 +39,17 @@ class Lines(Display):
         left = (now - self._since) / max(done - self._first, 1) * (self._epochs - done)
         self.note(f"  epoch {done}/{self._epochs}, {_figures(loss, accuracy)}, {left:.0f} s left")
 
+    def within(self, done: float) -> None:
+        self._now_and_then(f"  epoch {int(done) + 1}/{self._epochs}, {done % 1:.0%} done")
+
     def evaluating(self, what: str, done: int, total: int) -> None:
+        self._now_and_then(f"  {what} {done:,}/{total:,}")
+
+    def _now_and_then(self, text: str) -> None:
         now = time.monotonic()
         if now - self._last >= LINE_EVERY_S:
             self._last = now
-            self.note(f"  {what} {done:,}/{total:,}")
+            self.note(text)
 
 
 class Bars(Display):
@@ -62,6 +68,9 @@ class Bars(Display):
         self._accuracy = None
         description = f"{title}, {_count(replicas)}"
         self._task = self.progress.add_task(description, total=epochs, completed=done, figures="")
+
+    def within(self, done: float) -> None:
+        self.progress.update(self._task, completed=done)
 
     def epoch(self, done: int, loss: float, accuracy: float | None) -> None:
         self._accuracy = self._accuracy if accuracy is None else accuracy  # the last one stays in sight

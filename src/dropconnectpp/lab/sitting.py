@@ -35,6 +35,9 @@ class Display:
     def group(self, title: str, replicas: int, epochs: int, done: int) -> None:
         """A stack starts or goes on after ``done`` epochs."""
 
+    def within(self, done: float) -> None:
+        """So many epochs are over, and a share of the next."""
+
     def epoch(self, done: int, loss: float, accuracy: float | None) -> None:
         """An epoch is over; means over the replicas."""
 
@@ -100,6 +103,7 @@ class Sitting:
         self.protocol = self.units[0].protocol
         self.keys = tuple(unit.key for unit in self.units)
         self.stack = Stack(self.units, self.dataset, self.device)
+        self.stack.on_batch = lambda share: self.display.within(self.stack.epoch + share)
         self.progress = Progress([[] for _ in self.units], [[] for _ in self.units])
 
     def resume(self, checkpoint: Checkpoint) -> None:

@@ -6,7 +6,7 @@ touches the host for nothing, so that on a GPU it is one CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -110,6 +110,7 @@ class Stack:
         self.position = torch.zeros_like(self.step)
         self.loss_sum = torch.zeros(len(self.units), device=device, dtype=self.dtype)
         self.epoch = 0
+        self.on_batch: Callable[[float], None] | None = None  # told the share of the epoch that is done
         self.chunk: int | None = None  # pictures evaluated at a time, where the usual number does not fit the memory
         batch = protocol.training.batch_size
         count = len(self.examples.rows)
@@ -178,8 +179,10 @@ class Stack:
         self.position.zero_()
         self.loss_sum.zero_()
         with _fast_products(self.device, self.dtype):
-            for batch in self.batches:
+            for done, batch in enumerate(self.batches, 1):
                 self._run_step(batch)
+                if self.on_batch is not None:
+                    self.on_batch(done / len(self.batches))
 
     def _run_step(self, batch: int) -> None:
         whole = batch == self.protocol.training.batch_size
