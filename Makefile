@@ -14,7 +14,7 @@ help:
 	@echo "make test      run the tests and doctests with coverage"
 	@echo "make test-gpu  run the tests that need a CUDA device, in the current Python"
 	@echo "make lint      ruff and mypy"
-	@echo "make docs      check that every code block of the documentation runs"
+	@echo "make docs      run every code block of the documentation and build it as a site"
 	@echo "make bench     print the benchmark tables"
 
 $(READY): pyproject.toml constraints.txt
@@ -43,7 +43,10 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 docs: $(READY)
+	$(BIN)/pip install -q -c constraints.txt -e ".[docs]"
 	$(BIN)/python -m pytest -q tests/test_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "The documentation is in site/index.html"
 
 bench: $(READY)
 	$(BIN)/python benchmarks/gradient_quality.py

@@ -1,37 +1,124 @@
-"""README and docs: every Python block runs, top to bottom, and every link to a file leads somewhere."""
+"""README and docs: every Python block runs, top to bottom, every link leads somewhere, every page is in the site."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+TAUGHT = {
+    "README.md": 2,
+    "docs/index.md": 1,
+    "docs/tutorial.md": 8,
+    "docs/guide.md": 8,
+    "docs/method.md": 2,
+    "docs/results.md": 1,
+    "docs/how-to/convert.md": 5,
+    "docs/how-to/choose-an-estimator.md": 2,
+    "docs/how-to/prune-and-export.md": 5,
+    "docs/how-to/own-data.md": 4,
+    "docs/how-to/read-the-report.md": 4,
+}
+"""The pages that teach, and how many blocks of code each has at least."""
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
-def test_every_code_block_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in links."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page.read_text()), flags=re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", one).strip().lower()) for one in headings}
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=name)
+def test_every_code_block_runs(
+    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": page.stem}
     for number, block in enumerate(blocks(page)):
-        exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)
+        exec(compile(block, f"{name(page)}, block {number}", "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_every_link_leads_to_a_file(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)", without_code(page.read_text())):
+        found = page.parent / target if target else page
+        assert found.exists(), f"{name(page)} links to {target}"
+        if anchor:
+            assert anchor in anchors(found), f"{name(page)} links to {target}#{anchor}"
+
+
+def test_the_site_names_every_page_once() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text()
+    navigation = settings[settings.index("\nnav:\n") : settings.index("\nvalidation:")]
+    listed = re.findall(r": (\S+\.md)$", navigation, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in PAGES[1:])
+
+
+def test_the_site_loads_nothing_from_elsewhere() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text()
+    assert "http" not in settings
+    assert re.search(r"^  font: false$", settings, flags=re.MULTILINE)
+    for page in PAGES[1:]:
+        assert not re.search(r"!\[[^\]]*\]\(http|<(?:script|img|link|iframe)\b", page.read_text()), name(page)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mkdocstrings") is None, reason="make docs installs what builds the site")
+def test_the_built_site_is_whole_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert built.returncode == 0, built.stdout + built.stderr
+    for page in tmp_path.rglob("*.html"):
+        assert not re.search(
+            r"""<(?:script|img|link|iframe)\b[^>]*(?:src|href)=["']?(?:https?:)?//""", page.read_text()
+        )
+    assert "DropConnectPPLinear" in (tmp_path / "api" / "library.html").read_text()
+    assert (tmp_path / "records" / "2026-11-16-replicas" / "groups_cuda.html").exists()
+
+
+def test_the_reference_names_what_is_public() -> None:
+    import dropconnectpp
+
+    reference = (DOCS / "api" / "library.md").read_text() + (DOCS / "api" / "laboratory.md").read_text()
+    for public in dropconnectpp.__all__:
+        assert re.search(rf"\b{public}\b", reference), f"docs/api has no {public}"
+    for named in re.findall(r"^::: (\S+)$", reference, flags=re.MULTILINE):
+        assert _resolve(named).__doc__, f"{named} has no docstring"
+
+
+def _resolve(dotted: str) -> object:
+    """The module or the object in one, by its full name."""
+    if importlib.util.find_spec(dotted.rpartition(".")[0]) is None or dotted.count(".") == 1:
+        return importlib.import_module(dotted)
+    home, _, last = dotted.rpartition(".")
+    found: object = getattr(importlib.import_module(home), last)
+    return found
 
 
 def test_the_pages_that_teach_have_code() -> None:
-    assert len(blocks(ROOT / "README.md")) >= 2
-    assert len(blocks(ROOT / "docs" / "guide.md")) >= 8
+    for page, least in TAUGHT.items():
+        assert len(blocks(ROOT / page)) >= least, page
 
 
 def test_the_tables_are_those_of_the_records() -> None:
@@ -43,4 +130,5 @@ def test_the_tables_are_those_of_the_records() -> None:
     marked = [page for page in PAGES if fill_docs.MARKED.search(page.read_text())]
     assert len(marked) == 3
     for page in marked:
+        assert page.parent == DOCS, f"fill_docs.py does not look at {page}"
         assert fill_docs.filled(page.read_text()) == page.read_text(), f"run python benchmarks/fill_docs.py for {page}"
