@@ -7,12 +7,13 @@ GPU_TESTS := tests/test_kernels.py tests/test_gpu_training.py $(wildcard tests/l
 	tests/lab/test_streams.py tests/lab/test_convolutions.py tests/lab/test_training.py tests/lab/test_evaluation.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-gpu lint format docs bench clean
+.PHONY: help demo test test-gpu test-browser lint format docs bench clean
 
 help:
 	@echo "make demo      Table 1 in small: four methods on embedded pictures, tables and a page (minutes)"
 	@echo "make test      run the tests and doctests with coverage"
 	@echo "make test-gpu  run the tests that need a CUDA device, in the current Python"
+	@echo "make test-browser  install Chromium and LaTeX (as root, Debian) and test the report with them"
 	@echo "make lint      ruff and mypy"
 	@echo "make docs      run every code block of the documentation and build it as a site"
 	@echo "make bench     print the benchmark tables"
@@ -32,6 +33,12 @@ test: $(READY)
 # Uses the Python that is active: a GPU machine brings its own torch.
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider -m gpu $(GPU_TESTS)
+
+# The page in a real browser and the LaTeX through a real compiler; `make test` skips both where they are missing.
+test-browser: $(READY)
+	command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium
+	command -v pdflatex >/dev/null || apt-get install -y --no-install-recommends texlive-latex-base
+	$(BIN)/python -m pytest -q tests/lab/test_report_browser.py tests/lab/test_report_forms.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -292,14 +292,43 @@ def merge(
         raise typer.Exit(1)
 
 
-def report(out: Out = Path("dcpp-results")) -> None:
-    """Write the tables and the page of a folder anew, also while it is being filled.
+def report(
+    out: Out = Path("dcpp-results"),
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Where to write the report (default: the folder of the results).")
+    ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Write it anew whenever results come in, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """Write the tables, the figures and the page of a folder anew, also while it is being filled.
 
-    Example:
+    Examples:
 
-      dcpp report --out dcpp-results
+      dcpp report --out dcpp-results --open
+
+      dcpp report --out dcpp-results --watch
     """
-    _report(out)
+    from dropconnectpp.lab import report as reports
+
+    store, folder = out / "results.sqlite", to or out
+    if watch:
+        opened = not open_page
+
+        def rebuild(refresh_s: int | None) -> None:
+            nonlocal opened
+            page = reports.build(store, folder, pictures=refresh_s is None, refresh_s=refresh_s)
+            print(f"{time.strftime('%H:%M:%S')} {page}", flush=True)
+            if not opened:
+                _open(page)
+            opened = True
+
+        reports.watch(store, rebuild)
+        return
+    page = _report(out, folder=folder)
+    if open_page:
+        _open(page)
 
 
 # ------------------------------------------------------------------------------------------ the parts
@@ -416,12 +445,17 @@ SHOWN = {"table2": ("time", "prediction"), "table3": ("samples",), "figure1": ("
 """Which tables a command ends with; the others are on the page."""
 
 
-def _report(out: Path, what: str = "table1") -> None:
+def _report(out: Path, what: str = "table1", folder: Path | None = None) -> Path:
     from dropconnectpp.lab import report as reports
-    from dropconnectpp.lab.store import Store
 
-    with Store.open(out / "results.sqlite", read_only=True) as store:
-        commands = {str(value) for (_, name), value in store.notes().items() if name == "command"}
-    page = reports.build(out / "results.sqlite", out, command="; ".join(sorted(commands)))
+    page = reports.build(out / "results.sqlite", folder or out)
     print(reports.text(out / "results.sqlite", SHOWN.get(what, ("accuracy", "significance"))))
     print(f"The page with all tables and figures: {page}")
+    return page
+
+
+def _open(page: Path) -> None:
+    import webbrowser
+
+    if not webbrowser.open(page.resolve().as_uri()):
+        print(f"There is no browser to open here. Open this file in one: {page}")

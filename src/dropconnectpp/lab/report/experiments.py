@@ -29,6 +29,8 @@ class Experiment:
     rows: tuple[Row, ...]
     expected: frozenset[int] = frozenset()
     """Replicas that any method of the comparison has."""
+    trusted: bool = True
+    """Whether every method of the comparison was trained on the official data."""
 
     @property
     def kind(self) -> str:
@@ -192,10 +194,11 @@ def _named(experiments: list[Experiment]) -> list[Experiment]:
         column = [replace(e, variant=text) for e, text in zip(column, apart, strict=True)]
         for compared in _groups(column, lambda e: e.variant):
             expected = frozenset(row.key.replica for e in compared for row in e.rows)
+            trusted = all(e.verified for e in compared)
             for alike in _groups(compared, lambda e: e.label):
                 for e, text in zip(alike, _differences(alike), strict=True):
                     label = f"{e.label} ({text})" if text else e.label
-                    result.append(replace(e, label=label, expected=expected))
+                    result.append(replace(e, label=label, expected=expected, trusted=trusted))
     return result
 
 

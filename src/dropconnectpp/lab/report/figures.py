@@ -1,74 +1,27 @@
-"""The figures as inline SVG: small panels that a phone shows at full width, coloured by the page's own variables.
-
-Text from outside never enters a drawing: names stand in the legend, which is HTML.
-"""
+"""The figures of a report, drawn from its tables: small panels that a phone shows at full width."""
 
 from __future__ import annotations
 
-import io
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from dropconnectpp.lab.report import paper_values
-from dropconnectpp.lab.report.experiments import Experiment
-from dropconnectpp.lab.report.layout import score_place, score_title
-from dropconnectpp.lab.report.number_formats import finite, fixed
-from dropconnectpp.lab.report.tables import Table, statistic
+from dropconnectpp.lab.report.experiments import Experiment, Selected
+from dropconnectpp.lab.report.further_layout import score_place, score_title
+from dropconnectpp.lab.report.further_tables import RULES
+from dropconnectpp.lab.report.number_formats import fixed
+from dropconnectpp.lab.report.rendering import Drawing, Entry, Panel, colour_of, dashes_of
+from dropconnectpp.lab.report.table_rows import Table
 
-STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "dropconnectpp",
-    "svg.image_inline": True,
-    "text.parse_math": False,
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.8,
-    "axes.grid": True,
-    "grid.color": "#000000",
-    "grid.alpha": 0.15,
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 3.5,
-}
-COLOURS = ("#7f7f01", "#7f7f02", "#7f7f03", "#7f7f04", "#7f7f05", "#7f7f06", "#7f7f07", "#7f7f08")
-"""Stand-ins: the page defines what each looks like, in light and in dark, as --series-1 and on."""
-DASHES = ((0, (2, 1.5)), (0, (5, 2)), (0, (6, 2, 1, 2)), "solid")
-"""In the paper's order of methods, so that DropConnect++ is the solid line."""
-SIZE = (4.3, 2.9)
-MARGINS = {"left": 0.135, "right": 0.96, "bottom": 0.165, "top": 0.97}
-"""Of the size, the same for all panels: their axes line up, and no layout has to be searched for."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A line of the legend."""
-
-    label: str
-    series: int
-    """From 1: --series-1 and on."""
-    dashes: str
-    """stroke-dasharray."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """Panels with one caption and one legend."""
-
-    caption: str
-    panels: tuple[tuple[str, str], ...]
-    """Heading and SVG of each."""
-    legend: tuple[Entry, ...]
+LEAST_SHARE = 0.001
+"""Bins of confidence with fewer of the pictures are not drawn: they are noise."""
+Column = Sequence[Experiment]
+Found = Mapping[str, Table]
 
 
 @dataclass(frozen=True)
@@ -81,17 +34,68 @@ class _Line:
     high: list[float]
 
     @classmethod
-    def of(cls, points: Mapping[float, Iterable[float]]) -> _Line:
-        x = sorted(points)
-        found = [statistic(points[place]) for place in x]
-        ends = [line["interval"] or (line["mean"], line["mean"]) for line in found]
-        return cls(x, [line["mean"] for line in found], [low for low, _ in ends], [high for _, high in ends])
+    def of(cls, rows: Iterable[Mapping[str, Any]], x: str, scale: float = 1.0) -> _Line:
+        """From rows with a statistic."""
+        ordered = sorted(rows, key=lambda row: row[x])
+        ends = [row["interval"] or (row["mean"], row["mean"]) for row in ordered]
+        means = [row["mean"] for row in ordered]
+        return cls([scale * row[x] for row in ordered], means, [low for low, _ in ends], [high for _, high in ends])
 
     def draw(self, axes: Axes, place: int) -> None:
-        colour, dashes = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
+        colour = colour_of(place)
         marker = "o" if len(self.x) < 12 else ""
-        axes.plot(self.x, self.mean, color=colour, linestyle=dashes, marker=marker)
+        axes.plot(self.x, self.mean, color=colour, linestyle=dashes_of(place), marker=marker)
         axes.fill_between(self.x, self.low, self.high, color=colour, alpha=0.18, linewidth=0)
+
+
+def drawings(selected: Selected, found: Found) -> dict[str, list[Drawing]]:
+    """All figures by kind, one of each for each data set that has the numbers."""
+    makers = {
+        "convergence": convergence,
+        "keep_probabilities": keep_probabilities,
+        "reliability": reliability,
+        "pruning": pruning,
+    }
+    names = _slugs([" ".join(column) for column in selected.columns()])
+    drawn: dict[str, list[Drawing]] = {}
+    for kind, make in makers.items():
+        made = [
+            make(column, found, f"{kind.replace('_', '-')}-{name}")
+            for name, column in zip(names, selected.columns().values(), strict=True)
+        ]
+        drawn[kind] = [drawing for drawing in made if drawing is not None]
+    return drawn
+
+
+def _slugs(texts: Sequence[str]) -> list[str]:
+    """Names of files and elements, each its own.
+
+    >>> _slugs(["cifar10 ", "folder:/My Cats", "folder:/my-cats"])
+    ['cifar10', 'folder-my-cats', 'folder-my-cats-2']
+    """
+    slugs: list[str] = []
+    for text in texts:
+        slug = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")[:60] or "data"
+        unique, number = slug, 1
+        while unique in slugs:
+            number += 1
+            unique = f"{slug}-{number}"
+        slugs.append(unique)
+    return slugs
+
+
+def _of(rows: Table, experiment: Experiment) -> Table:
+    return [row for row in rows if row["digest"] == experiment.digest]
+
+
+def _places(column: Column) -> dict[int, Experiment]:
+    """Experiments by their place among colours and dashes: a method of the paper looks the same in every figure."""
+    found: dict[int, Experiment] = {}
+    for experiment in column:
+        known = paper_values.KINDS.index(experiment.kind) if experiment.kind in paper_values.KINDS else 0
+        free = known not in found and experiment.kind in paper_values.KINDS
+        found[known if free else max([len(paper_values.KINDS) - 1, *found]) + 1] = experiment
+    return dict(sorted(found.items()))
 
 
 def _limits(lines: Iterable[_Line]) -> tuple[float, float]:
@@ -101,20 +105,19 @@ def _limits(lines: Iterable[_Line]) -> tuple[float, float]:
     return min(ends) - margin, max(ends) + margin
 
 
-def _legend(labels: Mapping[int, str]) -> tuple[Entry, ...]:
-    entries = []
-    for place, label in labels.items():
-        dashes = DASHES[place % len(DASHES)]
-        pattern = "none" if isinstance(dashes, str) else " ".join(f"{1.5 * length:g}" for length in dashes[1])
-        entries.append(Entry(label, place % len(COLOURS) + 1, pattern))
-    return tuple(entries)
+def _legend(column: Column, places: Iterable[int]) -> tuple[Entry, ...]:
+    return tuple(Entry(_places(column)[place].label, place) for place in places)
 
 
-def convergence(column: Sequence[Experiment], name: str) -> Drawing | None:
+# -------------------------------------------------------------------------------------------- Figure 1
+
+
+def convergence(column: Column, found: Found, name: str) -> Drawing | None:
     """Figure 1(a): accuracy against epoch, by Eq. (19) and by Monte Carlo."""
     panels: list[tuple[str, str, dict[int, _Line]]] = []
     for result, heading in (("accuracy", "One pass, Eq. (19)"), ("mc_accuracy", "Monte Carlo, Eq. (18)")):
-        lines = {place: _curve(experiment, result) for place, experiment in enumerate(column)}
+        rows = [row for row in found["convergence"] if row["rule"] == RULES[result]]
+        lines = {place: _Line.of(_of(rows, experiment), "epoch") for place, experiment in _places(column).items()}
         lines = {place: line for place, line in lines.items() if line.x}
         if lines:
             panels.append((result, heading, lines))
@@ -128,130 +131,117 @@ def convergence(column: Sequence[Experiment], name: str) -> Drawing | None:
             for place, line in lines.items():
                 line.draw(axes, place)
             axes.set(xlabel="epoch", ylabel="accuracy, %", ylim=limits)
-            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+            axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
 
-        last = "; ".join(f"{column[p].label} {fixed(line.mean[-1])}" for p, line in lines.items())
-        drawn.append((heading, svg(f"{name}-{result}", f"Accuracy by epoch. {heading}", f"At the end: {last}.", draw)))
+        last = "; ".join(f"{_places(column)[p].label} {fixed(line.mean[-1])}" for p, line in lines.items())
+        about = f"At the end: {last}."
+        drawn.append(Panel(f"{name}-{result}", heading, f"Accuracy by epoch. {heading}", about, draw))
     caption = f"Figure 1(a), {column[0].title}. Accuracy against epoch; bands are 95% intervals of the mean."
     if any(experiment.diverged for experiment in column):
         caption += " Diverged replicas are left out."
-    return Drawing(caption, tuple(drawn), _legend(dict(enumerate(e.label for e in column))))
+    places = sorted({place for _, _, lines in panels for place in lines})
+    return Drawing(name, caption, tuple(drawn), _legend(column, places))
 
 
-def _curve(experiment: Experiment, result: str) -> _Line:
-    points: dict[float, list[float]] = defaultdict(list)
-    for _, point in experiment.entries("curve"):
-        epoch, value = finite(point.get("epoch")), finite(point.get(result))
-        if epoch is not None and value is not None:
-            points[epoch].append(value)
-    return _Line.of(points)
-
-
-def keep_probabilities(column: Sequence[Experiment], name: str) -> Drawing | None:
+def keep_probabilities(column: Column, found: Found, name: str) -> Drawing | None:
     """Figure 1(b): histogram and sorted curve of the learned keep probabilities, pooled over replicas."""
-    histograms: dict[int, list[float]] = {}
-    quantiles: dict[int, list[float]] = {}
-    for place, experiment in enumerate(column):
-        pooled = _columns(experiment, "histogram")
-        if pooled and sum(map(sum, pooled)):
-            counts = [sum(values) for values in pooled]
-            histograms[place] = [100.0 * count / sum(counts) for count in counts]
-            quantiles[place] = [sum(values) / len(values) for values in _columns(experiment, "quantiles")]
+    histograms = {place: _of(found["keep_histogram"], experiment) for place, experiment in _places(column).items()}
+    histograms = {place: rows for place, rows in histograms.items() if rows}
+    curves = {place: _of(found["keep_sorted"], _places(column)[place]) for place in histograms}
     if not histograms:
         return None
 
     def draw_histogram(axes: Axes) -> None:
-        for place, shares in histograms.items():
-            edges = [i / len(shares) for i in range(len(shares) + 1)]
-            colour, dashes = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
-            axes.stairs(shares, edges, color=colour, fill=True, alpha=0.25, linewidth=0)
-            axes.stairs(shares, edges, color=colour, linestyle=dashes, linewidth=1.4)
+        for place, rows in histograms.items():
+            shares = [100.0 * row["share"] for row in rows]
+            edges = [row["low"] for row in rows] + [1.0]
+            axes.stairs(shares, edges, color=colour_of(place), fill=True, alpha=0.25, linewidth=0)
+            axes.stairs(shares, edges, color=colour_of(place), linestyle=dashes_of(place), linewidth=1.4)
         axes.set(xlabel="keep probability", ylabel="synapses, %", xlim=(0, 1))
 
     def draw_sorted(axes: Axes) -> None:
-        for place, values in quantiles.items():
-            x = [100.0 * i / max(1, len(values) - 1) for i in range(len(values))]
-            _Line(x, values, values, values).draw(axes, place)
+        for place, rows in curves.items():
+            values = [row["keep_probability"] for row in rows]
+            _Line([100.0 * row["share"] for row in rows], values, values, values).draw(axes, place)
         axes.set(xlabel="synapses, sorted, %", ylabel="keep probability", xlim=(0, 100), ylim=(0, 1))
 
-    labels = {place: column[place].label for place in histograms}
-    about = f"Learned by {', '.join(labels.values())}."
-    panels = [("Histogram", svg(f"{name}-histogram", "Histogram of keep probabilities", about, draw_histogram))]
-    if any(quantiles.values()):
-        panels.append(("Sorted", svg(f"{name}-sorted", "Keep probabilities in rising order", about, draw_sorted)))
+    about = f"Learned by {', '.join(entry.label for entry in _legend(column, histograms))}."
+    title = "Histogram of keep probabilities"
+    panels = [Panel(f"{name}-histogram", "Histogram", title, about, draw_histogram)]
+    if any(curves.values()):
+        panels.append(Panel(f"{name}-sorted", "Sorted", "Keep probabilities in rising order", about, draw_sorted))
     caption = f"Figure 1(b), {column[0].title}. Learned keep probabilities of all synapses, replicas pooled."
     if column[0].paper_data == paper_values.FIGURE_1B_DATA:
         caption += " The paper: around 50K below 0.35, 200K from 0.4 to 0.6, 50K above 0.6, of almost 300K."
-    return Drawing(caption, tuple(panels), _legend(labels))
+    return Drawing(name, caption, tuple(panels), _legend(column, histograms))
 
 
-def _columns(experiment: Experiment, name: str) -> list[tuple[float, ...]]:
-    """The values of a list in the posterior, place by place, over the replicas whose list is as long as the first's."""
-    found: list[list[float]] = []
-    for row in experiment.done:
-        posterior = row.results.get("posterior")
-        values = posterior.get(name) if isinstance(posterior, Mapping) else None
-        numbers = [finite(value) for value in values] if isinstance(values, list) else []
-        if numbers and None not in numbers and (not found or len(numbers) == len(found[0])):
-            found.append([number for number in numbers if number is not None])
-    return list(zip(*found, strict=True))
+# ------------------------------------------------------------------------------------ beyond the paper
 
 
-def pruning(column: Sequence[Experiment], rows: Table, name: str) -> Drawing | None:
+def reliability(column: Column, found: Found, name: str) -> Drawing | None:
+    """Accuracy against confidence, and how often a network is how sure."""
+    by_place = {place: _of(found["reliability"], experiment) for place, experiment in _places(column).items()}
+    by_place = {place: rows for place, rows in by_place.items() if rows}
+    if not by_place:
+        return None
+
+    def draw(axes: Axes) -> None:
+        axes.plot([0, 100], [0, 100], color="#000000", alpha=0.5, linewidth=0.8)
+        for place, rows in by_place.items():
+            shown = [row for row in rows if row["share"] >= LEAST_SHARE]
+            accuracy = [100.0 * row["accuracy"] for row in shown]
+            _Line([100.0 * row["confidence"] for row in shown], accuracy, accuracy, accuracy).draw(axes, place)
+        axes.set(xlabel="confidence, %", ylabel="accuracy, %", xlim=(0, 100), ylim=(0, 100))
+
+    def draw_counts(axes: Axes) -> None:
+        for place, rows in by_place.items():
+            middle = [50.0 * (row["low"] + row["high"]) for row in rows]
+            shares = [100.0 * row["share"] for row in rows]
+            _Line(middle, shares, shares, shares).draw(axes, place)
+        axes.set(xlabel="confidence, %", ylabel="pictures, %", xlim=(0, 100))
+        axes.set_ylim(bottom=0)
+
+    names = ", ".join(entry.label for entry in _legend(column, by_place))
+    panels = (
+        Panel(f"{name}-accuracy", "Reliability", "Accuracy by confidence", f"Of {names}.", draw),
+        Panel(f"{name}-pictures", "How sure", "Share of pictures by confidence", f"Of {names}.", draw_counts),
+    )
+    caption = (
+        f"Reliability, {column[0].title}. On the diagonal a network is right as often as it says; below it, it is too "
+        "sure. Replicas are pooled; bins with fewer than 0.1% of the pictures are left out."
+    )
+    return Drawing(name, caption, panels, _legend(column, by_place))
+
+
+def pruning(column: Column, found: Found, name: str) -> Drawing | None:
     """Accuracy against the share of weights that is kept, by what they are ranked by; a panel for each method."""
-    shown = [row for row in rows if (row["data"], row["variant"]) == column[0].column]
+    shown = [row for experiment in column for row in _of(found["pruning"], experiment)]
     scores = sorted({row["score"] for row in shown}, key=score_place)
+    by_place = {}
+    for place, experiment in _places(column).items():
+        mine = _of(shown, experiment)
+        lines = {score: _Line.of([row for row in mine if row["score"] == score], "share", 100.0) for score in scores}
+        by_place[place] = {score: line for score, line in lines.items() if line.x}
+    if not shown:
+        return None
+    limits = _limits(line for lines in by_place.values() for line in lines.values())
     panels = []
-    for place, experiment in enumerate(column):
-        mine = [row for row in shown if row["digest"] == experiment.digest]
-        lines = {score: _pruned([row for row in mine if row["score"] == score]) for score in scores}
-        lines = {score: line for score, line in lines.items() if line.x}
+    for place, lines in by_place.items():
         if not lines:
             continue
 
         def draw(axes: Axes, lines: Mapping[str, _Line] = lines) -> None:
             for score, line in lines.items():
                 line.draw(axes, scores.index(score))
-            axes.set(xlabel="weights kept, %", ylabel="accuracy, %", xlim=(0, 102), ylim=_limits(lines.values()))
+            axes.set(xlabel="weights kept, %", ylabel="accuracy, %", xlim=(0, 102), ylim=limits)
 
-        about = f"Accuracy of {experiment.label} against the share of weights kept."
-        panels.append((experiment.label, svg(f"{name}-{place}", "Accuracy of pruned networks", about, draw)))
-    if not panels:
-        return None
-    caption = f"Pruning, {column[0].title}. Accuracy by the share of weights kept, and by what they are ranked by."
-    return Drawing(caption, tuple(panels), _legend(dict(enumerate(map(score_title, scores)))))
-
-
-def _pruned(rows: Table) -> _Line:
-    rows = sorted(rows, key=lambda row: float(row["share"]))
-    ends = [row["interval"] or (row["mean"], row["mean"]) for row in rows]
-    x, mean = [100.0 * row["share"] for row in rows], [row["mean"] for row in rows]
-    return _Line(x, mean, [low for low, _ in ends], [high for _, high in ends])
-
-
-def svg(name: str, title: str, description: str, draw: Callable[[Axes], None]) -> str:
-    """One panel as an <svg> element; the same drawing gives the same text. ``name`` keeps its ids its own."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # the reader's own matplotlibrc must not change the page
-        matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]
-        figure = Figure(figsize=SIZE)
-        figure.subplots_adjust(**MARGINS)
-        axes = figure.add_subplot()
-        draw(axes)
-        stream = io.StringIO()
-        figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    text = stream.getvalue()
-    text = text[text.index("<svg") :].strip()
-    text = re.sub(r"\s*<metadata>.*?</metadata>|<style type=.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
-    # The white page behind the axes, and the axes' own.
-    text = re.sub(r'\s*<g id="patch_[12]">\s*<path [^>]*fill: #ffffff[^>]*/>\s*</g>', "", text)
-    text = re.sub(r'\b(id="|xlink:href="#|url\(#)', rf"\g<1>{name}-", text).replace("xlink:href", "href")
-    text = text.replace("#000000", "currentColor")
-    for place, colour in enumerate(COLOURS, 1):
-        text = text.replace(colour, f"var(--series-{place})")
-    view = re.search(r'viewBox="[^"]*"', text)
-    opening = '<svg xmlns="http://www.w3.org/2000/svg" class="plot" fill="currentColor" role="img" '
-    opening += view.group() if view else ""
-    opening += f' aria-labelledby="{name}-title {name}-desc">\n <title id="{name}-title">{escape(title)}</title>'
-    opening += f'\n <desc id="{name}-desc">{escape(description)}</desc>'
-    return re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1, flags=re.DOTALL)
+        label = _places(column)[place].label
+        about = f"Accuracy of {label} against the share of weights kept."
+        panels.append(Panel(f"{name}-{place}", label, "Accuracy of pruned networks", about, draw))
+    caption = (
+        f"Pruning, {column[0].title}. Accuracy by the share of weights kept, and by what they are ranked by; bands are "
+    )
+    caption += "95% intervals of the mean."
+    legend = tuple(Entry(score_title(score), place) for place, score in enumerate(scores))
+    return Drawing(name, caption, tuple(panels), legend)

@@ -1,54 +1,14 @@
-"""A table whose cells are words: what the page and the terminal show alike, and how a terminal shows it."""
+"""Tables as aligned plain text, for a terminal."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
-from dropconnectpp.lab.report.number_formats import DASH
+from dropconnectpp.lab.report.cells import Laid
 
 WIDTH = 80
 """Notes under a table are as wide as the table, and at least this wide."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A rounded number or a few words."""
-
-    text: str
-    strong: bool = False
-
-
-@dataclass(frozen=True)
-class Group:
-    """Rows under one heading: a data set."""
-
-    title: str
-    rows: tuple[tuple[Cell, ...], ...]
-
-
-@dataclass(frozen=True)
-class Laid:
-    """A table ready to be shown; the first cell of a row is its head."""
-
-    name: str
-    caption: str
-    columns: tuple[str, ...]
-    groups: tuple[Group, ...]
-    notes: tuple[str, ...] = ()
-    words: tuple[int, ...] = ()
-    """Columns of words; the others are numbers and stand to the right."""
-
-
-def without_empty_columns(table: Laid) -> Laid:
-    """The table without columns in which nothing is said, such as the paper's where it has no such data."""
-    rows = [row for group in table.groups for row in group.rows]
-    kept = [i for i in range(len(table.columns)) if i == 0 or any(row[i].text not in ("", DASH) for row in rows)]
-    groups = [replace(g, rows=tuple(tuple(row[i] for i in kept) for row in g.rows)) for g in table.groups]
-    words = [place for place, i in enumerate(kept) if i in table.words]
-    columns = [table.columns[i] for i in kept]
-    return replace(table, columns=tuple(columns), groups=tuple(groups), words=tuple(words))
 
 
 def as_text(table: Laid) -> str:
@@ -69,5 +29,9 @@ def as_text(table: Laid) -> str:
     for group in table.groups:
         text += [group.title] if group.title else []
         text += [aligned(next(rest)) for _ in group.rows]
-    notes = [textwrap.fill(note, max(WIDTH, len(rule))) for note in table.notes]
-    return "\n".join([*text, rule, *notes])
+    width = max(WIDTH, len(rule))
+    said = []
+    for heading, sentences in table.sentences:
+        start = f"{heading}: " if heading and len(table.sentences) > 1 else ""
+        said += [textwrap.fill(start + line, width) for line in sentences]
+    return "\n".join([*text, rule, *said, *(textwrap.fill(note, width) for note in table.notes)])

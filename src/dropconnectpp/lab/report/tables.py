@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from dropconnectpp.lab.report import paper_values
+from dropconnectpp.lab.report import further_tables, paper_values
 from dropconnectpp.lab.report.experiments import (
     Experiment,
     Notes,
@@ -18,6 +17,7 @@ from dropconnectpp.lab.report.experiments import (
     selection_notes,
 )
 from dropconnectpp.lab.report.number_formats import finite
+from dropconnectpp.lab.report.table_rows import OURS, Sample, Table, compared, difference, plain, statistic, who
 from dropconnectpp.lab.statistics import (
     SIGNIFICANCE,
     Comparison,
@@ -26,14 +26,10 @@ from dropconnectpp.lab.statistics import (
     paired,
     sentence,
     student,
-    summarise,
     welch,
 )
 from dropconnectpp.lab.store import Row, StoredProtocol
 
-Table = list[dict[str, Any]]
-OURS = "dropconnect++"
-SHARES = tuple(paper_values.SHARES)
 PREDICTIONS = ("none", "dropout", "mean", "folded", "mc30")
 
 
@@ -54,45 +50,12 @@ def tables_of(selected: Selected, notes: Notes, protocols: Iterable[StoredProtoc
         "significance": [row for column in selected.columns().values() for row in _significance(column)],
         "time": _time(experiments, notes, protocols),
         "samples": [row for column in selected.columns().values() for e in _ours_first(column) for row in _samples(e)],
-        "shares": [row for experiment in experiments for row in _shares(experiment)],
-        "calibration": [row for experiment in experiments for row in _calibration(experiment)],
-        "pruning": [row for experiment in experiments for row in _pruning(experiment)],
-        "correlation": [row for experiment in experiments for row in _correlation(experiment)],
-        "uncertainty": [row for experiment in experiments for row in _uncertainty(experiment)],
-    }
-
-
-def statistic(values: Iterable[float]) -> dict[str, Any]:
-    """A sample's line; an empty sample is a line too."""
-    numbers = list(values)
-    if not numbers:
-        return {"n": 0, "mean": None, "standard_deviation": None, "interval": None}
-    found = summarise(numbers)
-    return {
-        "n": found.n,
-        "mean": found.mean,
-        "standard_deviation": found.standard_deviation,
-        "interval": found.interval,
-    }
-
-
-def _who(experiment: Experiment) -> dict[str, Any]:
-    return {
-        "data": experiment.data,
-        "variant": experiment.variant,
-        "title": experiment.title,
-        "method": experiment.label,
-        "kind": experiment.kind,
-        "digest": experiment.digest,
+        **further_tables.of(experiments),
     }
 
 
 def _ours_first(column: Iterable[Experiment]) -> list[Experiment]:
     return sorted(column, key=lambda experiment: experiment.kind != OURS)
-
-
-def _difference(mean: float | None, paper: float | None) -> float | None:
-    return None if mean is None or paper is None else mean - paper
 
 
 # ------------------------------------------------------------------------------- Table 1 and its tests
@@ -108,10 +71,10 @@ def _accuracy(column: Sequence[Experiment]) -> Table:
         statuses = [row.status for row in experiment.rows]
         table.append(
             {
-                **_who(experiment),
+                **who(experiment),
                 **line,
                 "paper": paper,
-                "difference": _difference(line["mean"], paper),
+                "difference": difference(line["mean"], paper),
                 "best": experiment.digest == best,
                 "diverged": sorted(experiment.diverged),
                 "missing": experiment.missing,
@@ -145,7 +108,7 @@ def _significance(column: Sequence[Experiment]) -> Table:
     for one, other in combinations(column, 2):
         if OURS in (one.kind, other.kind):
             pairs.append((one, other) if one.kind == OURS else (other, one))
-    tests: dict[str, Callable[[Mapping[int, float], Mapping[int, float]], Comparison]] = {
+    tests: dict[str, Callable[[Sample, Sample], Comparison]] = {
         "student": lambda a, b: student(list(a.values()), list(b.values())),
         "welch": lambda a, b: welch(list(a.values()), list(b.values())),
         "paired": paired,
@@ -153,42 +116,18 @@ def _significance(column: Sequence[Experiment]) -> Table:
     table: Table = []
     for a, b in pairs:
         samples = a.values("accuracy"), b.values("accuracy")
-        found = {name: _compared(test, *samples) for name, test in tests.items()}
+        found = {name: compared(test, *samples) for name, test in tests.items()}
         means = [statistic(sample.values())["mean"] for sample in samples]
-        who = {"data": a.data, "variant": a.variant, "title": a.title}
-        who |= {"method": a.label, "other": b.label, "digest": a.digest, "other_digest": b.digest}
+        pair = {**who(a), "other": b.label, "other_digest": b.digest}
         verdict = paper_values.verdict(a.paper_data, a.kind, b.kind)
-        table.append({**who, "difference": _difference(*means), **found, "paper": verdict})
+        table.append({**pair, "difference": difference(*means), **found, "paper": verdict})
     for name in tests:
         possible = [row for row in table if row[name] is not None]
         for row, p in zip(possible, holm([row[name].p for row in possible]), strict=True):
-            row[name] = _plain(row[name], p) | {"sentence": _said(row, row[name], p)}
+            row[name] = plain(row[name]) | {"adjusted_p": p, "sentence": _said(row, row[name], p)}
     for row, (a, b) in zip(table, pairs, strict=True):
         row["sentence"] = (row["welch"] or {}).get("sentence") or _not_tested(a, b)
     return table
-
-
-def _compared(
-    test: Callable[[Mapping[int, float], Mapping[int, float]], Comparison],
-    a: Mapping[int, float],
-    b: Mapping[int, float],
-) -> Comparison | None:
-    try:
-        return test(a, b)
-    except SampleError:
-        return None
-
-
-def _plain(test: Comparison, adjusted_p: float) -> dict[str, Any]:
-    return {
-        "difference": test.difference,
-        "interval": test.interval,
-        "t": test.t,
-        "degrees_of_freedom": test.degrees_of_freedom,
-        "p": test.p,
-        "adjusted_p": adjusted_p,
-        "effect_size": test.effect_size,
-    }
 
 
 def _said(row: Mapping[str, Any], test: Comparison, adjusted_p: float) -> str:
@@ -221,7 +160,7 @@ def _time(experiments: Sequence[Experiment], notes: Notes, protocols: Iterable[S
         prediction = prediction if isinstance(prediction, Mapping) else {}
         table.append(
             {
-                **_who(experiment),
+                **who(experiment),
                 "seconds_per_epoch": finite(value.get("seconds_per_epoch")),
                 "replicas": value.get("replicas"),
                 "device": str(value.get("device", "")),
@@ -269,73 +208,13 @@ def _samples(experiment: Experiment) -> Table:
     table = []
     for count, values, paper in lines:
         line = statistic(values.values())
-        known = {"paper": paper, "difference": _difference(line["mean"], paper)}
-        table.append({**_who(experiment), "samples": count, **line, **known})
+        known = {"paper": paper, "difference": difference(line["mean"], paper)}
+        test = compared(paired, values, experiment.values("accuracy")) if count else None
+        against = None if test is None else plain(test) | {"sentence": _sampled(test, count)}
+        table.append({**who(experiment), "samples": count, **line, **known, "against_one_pass": against})
     return table
 
 
-# --------------------------------------------------------------------- Figure 1(b), and beyond the paper
-
-
-def _shares(experiment: Experiment) -> Table:
-    """Shares of the keep probabilities, over all replicas together."""
-    synapses, counts, networks = 0, dict.fromkeys(SHARES, 0), 0
-    for row in experiment.done:
-        posterior = row.results.get("posterior")
-        found = [finite(posterior.get(name)) for name in ("synapses", *SHARES)] if isinstance(posterior, dict) else []
-        if found and found[0] and None not in found:
-            networks += 1
-            synapses += int(found[0])
-            for name, count in zip(SHARES, found[1:], strict=True):
-                counts[name] += int(count or 0)
-    if not networks:
-        return []
-    paper = paper_values.SHARES if experiment.paper_data == paper_values.FIGURE_1B_DATA else {}
-    return [
-        {
-            **_who(experiment),
-            "n": networks,
-            "synapses": synapses / networks,
-            **{name: counts[name] / synapses for name in SHARES},
-            **{f"paper_{name}": paper.get(name) for name in SHARES},
-        }
-    ]
-
-
-def _calibration(experiment: Experiment) -> Table:
-    found = {name: statistic(experiment.values(name).values()) for name in ("nll", "ece", "brier")}
-    return [{**_who(experiment), **found}] if any(line["n"] for line in found.values()) else []
-
-
-def _pruning(experiment: Experiment) -> Table:
-    by_point: dict[tuple[str, float], dict[int, float]] = defaultdict(dict)
-    for replica, item in experiment.entries("pruning"):
-        share, accuracy = finite(item.get("share")), finite(item.get("accuracy"))
-        if share is not None and accuracy is not None:
-            by_point[str(item.get("score")), share][replica] = accuracy
-    return [
-        {**_who(experiment), "score": score, "share": share, **statistic(values.values())}
-        for (score, share), values in sorted(by_point.items())
-    ]
-
-
-def _correlation(experiment: Experiment) -> Table:
-    line = statistic(experiment.values("posterior", "correlation_with_magnitude").values())
-    return [{**_who(experiment), **line}] if line["n"] else []
-
-
-def _uncertainty(experiment: Experiment) -> Table:
-    """Mutual information in nats, on the test set and on pictures of other data sets."""
-    inside = statistic(experiment.values("uncertainty", "mutual_information").values())
-    table = [{**_who(experiment), "pictures": "", **inside}] if inside["n"] else []
-    by_set: dict[str, list[Row]] = defaultdict(list)
-    for row in experiment.done:
-        foreign = row.results.get("foreign")
-        if isinstance(foreign, Mapping):
-            by_set[str(foreign.get("data", ""))].append(row)
-    for name in sorted(by_set):
-        part = replace(experiment, rows=tuple(by_set[name]))
-        line = statistic(part.values("foreign", "mutual_information").values())
-        if line["n"]:
-            table.append({**_who(experiment), "pictures": name or "another set", **line})
-    return table
+def _sampled(test: Comparison, count: int | None) -> str:
+    name = f"Eq. (18) with {count} sample{'' if count == 1 else 's'}"
+    return sentence(test, name, "one pass", "points") + "."

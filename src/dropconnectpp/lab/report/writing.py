@@ -1,0 +1,56 @@
+"""The files of a report on disk: each whole or not at all, and nothing left over from an earlier report."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from dropconnectpp.errors import DropConnectError
+
+LIST = ".report-files"
+"""Names what a report wrote, so that the next one removes what it no longer writes, and nothing else."""
+OURS = re.compile(r"(figures|tables)/[a-z0-9_-]+\.(svg|png|pdf|csv)|tables(-document)?\.(md|tex)|index\.html")
+
+
+class ReportError(DropConnectError, OSError):
+    """The report cannot be written where it was asked for."""
+
+
+def write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write all files, by their path in the folder. Those that are there already with the same bytes are left alone."""
+    listing = "".join(f"{name}\n" for name in sorted(files)).encode()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in _listed(folder) - set(files):
+            (folder / name).unlink(missing_ok=True)
+        for name, content in {**files, LIST: listing}.items():
+            _write(folder / name, content)
+    except OSError as error:
+        place = error.filename or folder
+        raise ReportError(
+            f"{folder}: the report cannot be written ({place}: {error.strerror or error}). Check the permissions and "
+            "the space that is left, or give another folder."
+        ) from error
+
+
+def _listed(folder: Path) -> set[str]:
+    """What the last report wrote, as far as the names are such as a report has."""
+    try:
+        names = (folder / LIST).read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return set()
+    return {name for name in names if OURS.fullmatch(name)}
+
+
+def _write(path: Path, content: bytes) -> None:
+    if path.is_file() and path.read_bytes() == content:
+        return
+    path.parent.mkdir(exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_bytes(content)
+        part.replace(path)  # whole or not at all: a browser may have the old one open
+    finally:
+        part.unlink(missing_ok=True)
