@@ -7,9 +7,6 @@ fed from the same device-resident pictures, measured in the same run. Median of 
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +17,7 @@ from torch import nn
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.data.normalisation import standardise
 from dropconnectpp.lab.protocol import Architecture, Method, Protocol, Training
+from dropconnectpp.lab.timing import median_seconds
 from dropconnectpp.lab.training import Stack, Unit
 
 METHODS = {
@@ -59,23 +57,6 @@ def pictures(classes: int) -> Dataset:
     )
 
 
-def timed(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median seconds of a call."""
-    taken = []
-    for _ in range(repeats):
-        _wait(device)
-        start = time.perf_counter()
-        run()
-        _wait(device)
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 def stack_step(settings: Settings, method: Method, replicas: int, hidden: int = 64, classes: int = 10) -> float:
     """Microseconds per replica and step."""
     device = torch.device(settings.device)
@@ -89,7 +70,7 @@ def stack_step(settings: Settings, method: Method, replicas: int, hidden: int = 
     stack.batches = stack.batches[: settings.steps]
     stack.train_epoch()
     stack.train_epoch()
-    return 1e6 * timed(stack.train_epoch, device, settings.repeats) / (len(stack.batches) * replicas)
+    return 1e6 * median_seconds(stack.train_epoch, device, settings.repeats) / (len(stack.batches) * replicas)
 
 
 def eager_step(settings: Settings) -> float:
@@ -114,7 +95,7 @@ def eager_step(settings: Settings) -> float:
             optimizer.step()
 
     epoch()
-    return 1e6 * timed(epoch, device, settings.repeats) / len(order)
+    return 1e6 * median_seconds(epoch, device, settings.repeats) / len(order)
 
 
 def main() -> None:

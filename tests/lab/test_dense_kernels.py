@@ -92,11 +92,11 @@ def test_the_cpu_never_takes_a_kernel() -> None:
 
 def test_a_machine_without_triton_uses_the_twins(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels._triton", None)
-    dense._compiled.cache_clear()
+    dense.compiled.cache_clear()
     try:
-        assert dense._compiled() is None
+        assert dense.compiled() is None
     finally:
-        dense._compiled.cache_clear()
+        dense.compiled.cache_clear()
 
 
 # ---------------------------------------------------------------------------------------------- on a GPU

@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import max_pool2d
 
 from dropconnectpp.lab.kernels import maps
+from dropconnectpp.lab.protocol import pooled_side
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
 needs_triton = pytest.mark.skipif(
@@ -111,16 +112,16 @@ def test_windows_of_the_twin_hold_what_a_filter_sees() -> None:
 @pytest.mark.parametrize("ceil_mode", [False, True])
 def test_the_side_of_a_pooled_map_is_torchs(side: int, size: int, stride: int, ceil_mode: bool) -> None:
     expected = max_pool2d(torch.zeros(1, 1, side, side), size, stride, ceil_mode=ceil_mode).shape[-1]
-    assert maps.pooled_side(side, size, stride, ceil_mode) == expected
+    assert pooled_side(side, size, stride, ceil_mode) == expected
 
 
 def test_a_machine_without_triton_uses_the_twins(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels._triton", None)
-    maps._compiled.cache_clear()
+    maps.compiled.cache_clear()
     try:
-        assert maps._compiled() is None
+        assert maps.compiled() is None
     finally:
-        maps._compiled.cache_clear()
+        maps.compiled.cache_clear()
 
 
 # ---------------------------------------------------------------------------------------------- on a GPU

@@ -63,7 +63,7 @@ def test_an_epoch_is_scaled_from_its_first_steps_and_shared_by_the_replicas(monk
         return real(stack)
 
     monkeypatch.setattr(Stack, "train_epoch", train_epoch)
-    monkeypatch.setattr(timing, "_median", lambda *_: steps.append(0) or 6.0)
+    monkeypatch.setattr(timing, "median_seconds", lambda *_: steps.append(0) or 6.0)
     monkeypatch.setattr(timing, "_prediction", lambda *_: {})
     found = timing.measure(TINY, tiny(), CPU, replicas=3, steps=2)
     # Shuffling once, then four batches an epoch of which two are timed; shared by three replicas.
@@ -75,12 +75,12 @@ def test_the_median_of_the_repeats_counts(monkeypatch):
     times = iter([0.0, 1.0, 10.0, 19.0, 20.0, 22.0])
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(times))
     calls: list[int] = []
-    assert timing._median(lambda: calls.append(1), CPU, 3) == 2.0
+    assert timing.median_seconds(lambda: calls.append(1), CPU, 3) == 2.0
     assert len(calls) == 3
 
 
 def test_predictions_are_scaled_to_ten_thousand(monkeypatch):
-    monkeypatch.setattr(timing, "_median", lambda *_: 3.0)
+    monkeypatch.setattr(timing, "median_seconds", lambda *_: 3.0)
     found = timing.measure(replace(TINY, method=Method(kind="none")), tiny(), CPU, steps=1)
     assert found["prediction"] == {"none": pytest.approx(3.0 * 10_000 / 30)}
 

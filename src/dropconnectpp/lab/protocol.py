@@ -62,6 +62,16 @@ class Normalisation:
         _require(self.window >= 3 and self.window % 2 == 1, f"window must be odd and at least 3, got {self.window}.")
 
 
+def pooled_side(side: int, size: int, stride: int, ceil_mode: bool) -> int:
+    """The side of a pooled map, as torch has it: the last window must begin inside the map.
+
+    >>> pooled_side(32, 3, 2, True), pooled_side(32, 3, 2, False)
+    (16, 15)
+    """
+    steps, rest = divmod(side - size, stride)
+    return steps + 1 + int(rest > 0 and ceil_mode and (steps + 1) * stride < side)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """The network: convolutions, one regularised dense layer, a plain output layer; ReLU throughout."""
@@ -94,10 +104,7 @@ class Architecture:
         for pooled in self.pooled:
             side = side + 2 * self.padding - self.filter_size + 1
             if pooled:
-                steps, rest = divmod(side - self.pool_size, self.pool_stride)
-                # As in torch, the last pool must start inside the map.
-                further = self.ceil_mode and rest > 0 and (steps + 1) * self.pool_stride < side
-                side = steps + 1 + (1 if further else 0)
+                side = pooled_side(side, self.pool_size, self.pool_stride, self.ceil_mode)
             _require(side >= 1, f"the pictures are too small for this network: a map would have side {side}.")
             result.append(side)
         return tuple(result)

@@ -37,8 +37,8 @@ def measure(
     whole = len(stack.batches)
     stack.batches = stack.batches[:steps]
     stack.train_epoch()
-    shuffled = _median(stack.shuffle, device, repeats)
-    taken = _median(stack.train_batches, device, repeats)
+    shuffled = median_seconds(stack.shuffle, device, repeats)
+    taken = median_seconds(stack.train_batches, device, repeats)
     return {
         "seconds_per_epoch": (shuffled + taken / len(stack.batches) * whole) / replicas,
         "replicas": replicas,
@@ -61,7 +61,7 @@ def _prediction(stack: Stack, device: torch.device, repeats: int) -> dict[str, f
 
     def timed(model: Callable[[Any], Any]) -> float:
         run(model)
-        return scale * _median(lambda: run(model), device, repeats)
+        return scale * median_seconds(lambda: run(model), device, repeats)
 
     kind = stack.protocol.method.kind
     if kind in ("none", "dropout"):
@@ -73,7 +73,8 @@ def _prediction(stack: Stack, device: torch.device, repeats: int) -> dict[str, f
     return found
 
 
-def _median(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+def median_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Of a call on a device, once everything queued there is done."""
     taken = []
     for _ in range(repeats):
         _wait(device)

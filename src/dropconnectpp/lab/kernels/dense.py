@@ -6,33 +6,19 @@ to rounding. Shapes: R replicas along the first axis.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from dropconnectpp import functional
+from dropconnectpp.lab.kernels.compiled import compiled
 from dropconnectpp.lab.streams import Stream
 
 BLOCK = 1024
 
 
-@cache
-def _compiled() -> Any:
-    """The kernels, or None where Triton is not installed."""
-    try:
-        from dropconnectpp.lab.kernels import _triton
-    except ImportError:
-        return None
-    return _triton
-
-
 def usable(*tensors: Tensor) -> bool:
     """Whether tensors can go through a kernel that walks over them side by side."""
-    return (
-        all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in tensors) and _compiled() is not None
-    )
+    return all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in tensors) and compiled() is not None
 
 
 # ----------------------------------------------------------------------------------------------- masks
@@ -42,12 +28,12 @@ def draw_masks(stream: Stream, keep: Tensor, replicas: Tensor, step: Tensor | in
     """`Stream.bernoulli`: on/off variables (R, ...), True with probability ``keep``."""
     one = keep[0]
     constant = one.ndim > 0 and all(stride == 0 for stride in one.stride())
-    if not (keep.is_cuda and keep.dtype == torch.float32 and (one.is_contiguous() or constant) and _compiled()):
+    if not (keep.is_cuda and keep.dtype == torch.float32 and (one.is_contiguous() or constant) and compiled()):
         return stream.bernoulli(keep, replicas, step, draw)
     count = one.numel()
     mask = torch.empty(keep.shape, device=keep.device, dtype=torch.bool)
     where = step if isinstance(step, Tensor) else torch.full((), step, dtype=torch.int64, device=keep.device)
-    _compiled().mask_kernel[(-(-count // (4 * BLOCK)), len(keep))](
+    compiled().mask_kernel[(-(-count // (4 * BLOCK)), len(keep))](
         keep,
         mask.view(torch.uint8),
         replicas,
@@ -84,7 +70,7 @@ def _score_pass_by_kernel(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_s
     programs = -(-count // BLOCK)
     gradient = torch.empty_like(logit)
     partial = torch.empty((len(logit), programs), device=logit.device, dtype=torch.float32)
-    _compiled().score_kernel[(programs, len(logit))](
+    compiled().score_kernel[(programs, len(logit))](
         logit,
         mask.view(torch.uint8),
         coefficient.float().contiguous(),
@@ -111,7 +97,7 @@ def adagrad_(value: Tensor, gradient: Tensor, total: Tensor, sizes: Tensor, epsi
         gradient = gradient.contiguous()  # a filter's may be permuted
     if usable(value, gradient, total, sizes):
         count = value[0].numel()
-        _compiled().adagrad_kernel[(-(-count // BLOCK), len(value))](
+        compiled().adagrad_kernel[(-(-count // BLOCK), len(value))](
             value, gradient, total, sizes, epsilon, count, INSIDE=inside, BLOCK=BLOCK
         )
         return

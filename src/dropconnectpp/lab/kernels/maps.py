@@ -6,12 +6,14 @@ R*C channels for R replicas.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d, pad
+
+from dropconnectpp.lab.kernels.compiled import compiled
+from dropconnectpp.lab.protocol import pooled_side
 
 LANES = 512
 """Channels of one program when pooling."""
@@ -19,21 +21,11 @@ ALIGNMENT = 8
 """Columns of the windows are filled up to a multiple of this: 16 bytes, without which products are slow."""
 
 
-@cache
-def _compiled() -> Any:
-    """The kernels, or None where Triton is not installed."""
-    try:
-        from dropconnectpp.lab.kernels import _triton
-    except ImportError:
-        return None
-    return _triton
-
-
 def usable(*tensors: Tensor) -> bool:
     """Whether maps can go through a kernel."""
     return (
         all(t.is_cuda and t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
-        and _compiled() is not None
+        and compiled() is not None
     )
 
 
@@ -49,12 +41,6 @@ def pool_activation(x: Tensor, bias: Tensor, size: int, stride: int, ceil_mode: 
     return torch.relu(pooled + bias[:, None, None]).to(x.dtype)
 
 
-def pooled_side(side: int, size: int, stride: int, ceil_mode: bool) -> int:
-    """The side of a pooled map, as torch has it: a window must begin inside the map."""
-    steps, rest = divmod(side - size, stride)
-    return steps + 1 + int(rest > 0 and ceil_mode and (steps + 1) * stride < side)
-
-
 class _PoolActivation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, size: int, stride: int, ceil_mode: bool) -> Tensor:
@@ -63,7 +49,7 @@ class _PoolActivation(torch.autograd.Function):
         shape = (batch, channels, rows, columns)
         y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         places = torch.empty(shape, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
-        _compiled().pool_kernel[(batch * rows * columns, -(-channels // LANES))](
+        compiled().pool_kernel[(batch * rows * columns, -(-channels // LANES))](
             x,
             bias.contiguous(),
             y,
@@ -90,7 +76,7 @@ class _PoolActivation(torch.autograd.Function):
         by_x = torch.empty(
             ctx.sizes[0], dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last
         )
-        _compiled().pool_backward_kernel[(batch * height * width, -(-channels // LANES))](
+        compiled().pool_backward_kernel[(batch * height * width, -(-channels // LANES))](
             gradient, places, by_x, height, width, rows, columns, channels, SIZE=size, STRIDE=stride, BLOCK=LANES
         )
         by_bias = torch.where(places == 255, 0.0, gradient).sum((0, 2, 3), dtype=torch.float32)
@@ -116,7 +102,7 @@ def windows(x: Tensor, replicas: int, side: int, padding: int) -> Tensor:
         y = torch.empty((replicas, places, filled), dtype=x.dtype, device=x.device)
         lanes = 1 << (filled - 1).bit_length()
         block = max(1, 4096 // lanes)
-        _compiled().window_kernel[(-(-places // block), replicas)](
+        compiled().window_kernel[(-(-places // block), replicas)](
             x, y, places, height, width, rows, columns, replicas, padding,
             C=per, SIDE=side, PADDED=filled, WIDTH=lanes, BLOCK=block,
         )  # fmt: skip
