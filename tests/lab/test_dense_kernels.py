@@ -25,7 +25,7 @@ INTERPRETED = """
 import torch
 from dropconnectpp import functional
 from dropconnectpp.lab.kernels import dense
-from dropconnectpp.lab.kernels._triton import adagrad_kernel, mask_kernel, score_kernel
+from dropconnectpp.lab.kernels._triton_dense import adagrad_kernel, mask_kernel, score_kernel
 from dropconnectpp.lab.streams import Stream
 
 torch.manual_seed(0)
@@ -91,10 +91,10 @@ def test_the_cpu_never_takes_a_kernel() -> None:
 
 
 def test_a_machine_without_triton_uses_the_twins(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels._triton", None)
+    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels._triton_dense", None)
     dense.compiled.cache_clear()
     try:
-        assert dense.compiled() is None
+        assert dense.compiled("dense") is None
     finally:
         dense.compiled.cache_clear()
 

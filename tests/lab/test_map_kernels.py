@@ -24,7 +24,7 @@ needs_triton = pytest.mark.skipif(
 INTERPRETED = """
 import torch
 from dropconnectpp.lab.kernels import maps
-from dropconnectpp.lab.kernels._triton import pool_backward_kernel, pool_kernel, window_kernel
+from dropconnectpp.lab.kernels._triton_maps import pool_backward_kernel, pool_kernel, window_kernel
 
 torch.manual_seed(0)
 LAST = torch.channels_last
@@ -116,10 +116,10 @@ def test_the_side_of_a_pooled_map_is_torchs(side: int, size: int, stride: int, c
 
 
 def test_a_machine_without_triton_uses_the_twins(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels._triton", None)
+    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels._triton_maps", None)
     maps.compiled.cache_clear()
     try:
-        assert maps.compiled() is None
+        assert maps.compiled("maps") is None
     finally:
         maps.compiled.cache_clear()
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
 from typing import Any
 
 
 @cache
-def compiled() -> Any:
-    """The module of kernels, or None without Triton."""
+def compiled(name: str) -> Any:
+    """The module of kernels `_triton_NAME`, or None without Triton."""
     try:
-        from dropconnectpp.lab.kernels import _triton
+        return importlib.import_module(f"dropconnectpp.lab.kernels._triton_{name}")
     except ImportError:
         return None
-    return _triton

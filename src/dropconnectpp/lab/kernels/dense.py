@@ -18,7 +18,10 @@ BLOCK = 1024
 
 def usable(*tensors: Tensor) -> bool:
     """Whether tensors can go through a kernel that walks over them side by side."""
-    return all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in tensors) and compiled() is not None
+    return (
+        all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+        and compiled("dense") is not None
+    )
 
 
 # ----------------------------------------------------------------------------------------------- masks
@@ -28,12 +31,12 @@ def draw_masks(stream: Stream, keep: Tensor, replicas: Tensor, step: Tensor | in
     """`Stream.bernoulli`: on/off variables (R, ...), True with probability ``keep``."""
     one = keep[0]
     constant = one.ndim > 0 and all(stride == 0 for stride in one.stride())
-    if not (keep.is_cuda and keep.dtype == torch.float32 and (one.is_contiguous() or constant) and compiled()):
+    if not (keep.is_cuda and keep.dtype == torch.float32 and (one.is_contiguous() or constant) and compiled("dense")):
         return stream.bernoulli(keep, replicas, step, draw)
     count = one.numel()
     mask = torch.empty(keep.shape, device=keep.device, dtype=torch.bool)
     where = step if isinstance(step, Tensor) else torch.full((), step, dtype=torch.int64, device=keep.device)
-    compiled().mask_kernel[(-(-count // (4 * BLOCK)), len(keep))](
+    compiled("dense").mask_kernel[(-(-count // (4 * BLOCK)), len(keep))](
         keep,
         mask.view(torch.uint8),
         replicas,
@@ -70,7 +73,7 @@ def _score_pass_by_kernel(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_s
     programs = -(-count // BLOCK)
     gradient = torch.empty_like(logit)
     partial = torch.empty((len(logit), programs), device=logit.device, dtype=torch.float32)
-    compiled().score_kernel[(programs, len(logit))](
+    compiled("dense").score_kernel[(programs, len(logit))](
         logit,
         mask.view(torch.uint8),
         coefficient.float().contiguous(),
@@ -97,7 +100,7 @@ def adagrad_(value: Tensor, gradient: Tensor, total: Tensor, sizes: Tensor, epsi
         gradient = gradient.contiguous()  # a filter's may be permuted
     if usable(value, gradient, total, sizes):
         count = value[0].numel()
-        compiled().adagrad_kernel[(-(-count // BLOCK), len(value))](
+        compiled("dense").adagrad_kernel[(-(-count // BLOCK), len(value))](
             value, gradient, total, sizes, epsilon, count, INSIDE=inside, BLOCK=BLOCK
         )
         return

@@ -25,7 +25,7 @@ def usable(*tensors: Tensor) -> bool:
     """Whether maps can go through a kernel."""
     return (
         all(t.is_cuda and t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
-        and compiled() is not None
+        and compiled("maps") is not None
     )
 
 
@@ -49,7 +49,7 @@ class _PoolActivation(torch.autograd.Function):
         shape = (batch, channels, rows, columns)
         y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         places = torch.empty(shape, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
-        compiled().pool_kernel[(batch * rows * columns, -(-channels // LANES))](
+        compiled("maps").pool_kernel[(batch * rows * columns, -(-channels // LANES))](
             x,
             bias.contiguous(),
             y,
@@ -76,7 +76,7 @@ class _PoolActivation(torch.autograd.Function):
         by_x = torch.empty(
             ctx.sizes[0], dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last
         )
-        compiled().pool_backward_kernel[(batch * height * width, -(-channels // LANES))](
+        compiled("maps").pool_backward_kernel[(batch * height * width, -(-channels // LANES))](
             gradient, places, by_x, height, width, rows, columns, channels, SIZE=size, STRIDE=stride, BLOCK=LANES
         )
         by_bias = torch.where(places == 255, 0.0, gradient).sum((0, 2, 3), dtype=torch.float32)
@@ -102,7 +102,7 @@ def windows(x: Tensor, replicas: int, side: int, padding: int) -> Tensor:
         y = torch.empty((replicas, places, filled), dtype=x.dtype, device=x.device)
         lanes = 1 << (filled - 1).bit_length()
         block = max(1, 4096 // lanes)
-        compiled().window_kernel[(-(-places // block), replicas)](
+        compiled("maps").window_kernel[(-(-places // block), replicas)](
             x, y, places, height, width, rows, columns, replicas, padding,
             C=per, SIDE=side, PADDED=filled, WIDTH=lanes, BLOCK=block,
         )  # fmt: skip

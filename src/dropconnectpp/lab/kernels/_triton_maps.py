@@ -1,7 +1,4 @@
-"""The Triton kernels behind this package: imported only where Triton is installed.
-
-Each program works on a block of one replica's elements; replicas lie along the grid's second axis.
-"""
+"""The Triton kernels behind `maps`: imported only where Triton is installed."""
 
 from __future__ import annotations
 
@@ -10,96 +7,6 @@ import triton.language as tl
 
 
 # Without annotations: the compiler takes every one for a name that the kernel uses.
-@triton.jit  # type: ignore[untyped-decorator]
-def mask_kernel(  # type: ignore[no-untyped-def]
-    keep_ptr,
-    mask_ptr,
-    replica_ptr,
-    step_ptr,
-    draw,
-    seed,
-    count,
-    row_stride,
-    element_stride,
-    BLOCK: tl.constexpr,
-):
-    """z = [u < pi~], u the top 24 bits of the stream's word: bit for bit `Stream.bernoulli` in float32."""
-    row = tl.program_id(1)
-    first = tl.program_id(0) * BLOCK
-    blocks = first + tl.arange(0, BLOCK)
-    zero = blocks * 0
-    replica = tl.load(replica_ptr + row).to(tl.int32)
-    step = tl.load(step_ptr).to(tl.int32)
-    w0, w1, w2, w3 = tl.philox(seed, blocks, zero + draw, zero + step, zero + replica)
-    words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
-    # The top bit must not be taken for a sign.
-    noise = (words.to(tl.uint32, bitcast=True) >> 8).to(tl.float32) * (1.0 / 16777216.0)
-    offsets = first * 4 + tl.arange(0, 4 * BLOCK)
-    inside = offsets < count
-    keep = tl.load(keep_ptr + row.to(tl.int64) * row_stride + offsets * element_stride, mask=inside, other=0.0)
-    tl.store(mask_ptr + row.to(tl.int64) * count + offsets, (noise < keep).to(tl.uint8), mask=inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def score_kernel(  # type: ignore[no-untyped-def]
-    logit_ptr,
-    mask_ptr,
-    coefficient_ptr,
-    kl_scale,
-    gradient_ptr,
-    partial_ptr,
-    count,
-    programs,
-    s5,
-    s4,
-    s3,
-    s2,
-    s1,
-    s0,
-    BLOCK: tl.constexpr,
-):
-    """kl_scale dKL/dlogit - c (z - pi~), and a partial sum of (z - pi~)^2; s is `functional.SLOPE_POLYNOMIAL`."""
-    program, row = tl.program_id(0), tl.program_id(1)
-    places = program * BLOCK + tl.arange(0, BLOCK)
-    inside = places < count
-    offsets = row.to(tl.int64) * count + places
-    logit = tl.load(logit_ptr + offsets, mask=inside, other=0.0)
-    size = tl.abs(logit)
-    decay = tl.exp(-size)
-    large = 1.0 / (1.0 + decay)
-    small = decay * large
-    # tanh(size / 2): by its odd series where 1 - decay would lose digits.
-    half = 0.5 * size
-    square = half * half
-    series = half * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0 - square * (17.0 / 315.0))))
-    t = tl.where(size < 0.25, series, (1.0 - decay) * large)
-    s = t * t
-    slope = size - t * (((((s5 * s + s4) * s + s3) * s + s2) * s + s1) * s + s0)
-    gradient = kl_scale * tl.where(logit < 0, -slope, slope) * small * large
-    score = tl.load(mask_ptr + offsets, mask=inside, other=0).to(tl.float32) - tl.where(logit < 0, small, large)
-    gradient -= tl.load(coefficient_ptr + row) * score
-    tl.store(gradient_ptr + offsets, gradient, mask=inside)
-    tl.store(partial_ptr + row * programs + program, tl.sum(tl.where(inside, score * score, 0.0), axis=0))
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def adagrad_kernel(  # type: ignore[no-untyped-def]
-    value_ptr, gradient_ptr, sum_ptr, size_ptr, epsilon, count, INSIDE: tl.constexpr, BLOCK: tl.constexpr
-):
-    """sum += g^2; value -= step g / sqrt(sum + epsilon), or with epsilon outside the root."""
-    row = tl.program_id(1)
-    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = places < count
-    offsets = row.to(tl.int64) * count + places
-    gradient = tl.load(gradient_ptr + offsets, mask=inside, other=0.0)
-    total = tl.load(sum_ptr + offsets, mask=inside, other=1.0) + gradient * gradient
-    root = tl.sqrt_rn(total + epsilon) if INSIDE else tl.sqrt_rn(total) + epsilon
-    value = tl.load(value_ptr + offsets, mask=inside, other=0.0)
-    value -= tl.load(size_ptr + row) * tl.div_rn(gradient, root)
-    tl.store(sum_ptr + offsets, total, mask=inside)
-    tl.store(value_ptr + offsets, value, mask=inside)
-
-
 @triton.jit  # type: ignore[untyped-decorator]
 def pool_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
