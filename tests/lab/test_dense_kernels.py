@@ -25,7 +25,7 @@ INTERPRETED = """
 import torch
 from dropconnectpp import functional
 from dropconnectpp.lab.kernels import dense
-from dropconnectpp.lab.kernels._triton_dense import adagrad_kernel, mask_kernel, score_kernel
+from dropconnectpp.lab.kernels._triton_dense import mask_kernel, score_kernel
 from dropconnectpp.lab.streams import Stream
 
 torch.manual_seed(0)
@@ -54,20 +54,9 @@ def scores(count, block):
     assert torch.allclose(partial.sum(1).double(), squared, rtol=1e-5)
     assert (room[[0, 4]] == 77.0).all()
 
-def steps(count, block, inside):
-    value, total, gradient = torch.randn(5, count), torch.rand(5, count), torch.randn(3, count)
-    gradient[0, 0], sizes = 0.0, torch.tensor([0.1, 0.01, 1.0])
-    wanted = [t.clone() for t in (value, total)]
-    dense.adagrad_(wanted[0][1:4], gradient, wanted[1][1:4], sizes, 1e-6, inside)
-    grid = (-(-count // block), 3)
-    adagrad_kernel[grid](value[1:], gradient, total[1:], sizes, 1e-6, count, INSIDE=inside, BLOCK=block)
-    assert torch.allclose(value, wanted[0], rtol=1e-6, atol=1e-7), (count, block, inside)
-    assert torch.allclose(total, wanted[1], rtol=1e-6)
-
 for count, block in ((1, 4), (5, 4), (16, 4), (130, 8)):
     for flag in (False, True):
         masks(count, block, flag)
-        steps(count, block, flag)
     scores(count, block)
 print("all well")
 """
@@ -135,18 +124,3 @@ def test_scores_on_a_gpu_are_those_of_the_twin(replicas: int, count: int) -> Non
             torch.testing.assert_close(one.cpu().double(), other, rtol=2e-5, atol=2e-6)
         first = found if first is None else first
         assert torch.equal(first[0], found[0]), "the same every time"
-
-
-@pytest.mark.gpu
-@needs_gpu
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("count", COUNTS)
-def test_adagrad_on_a_gpu_is_its_twin(count: int, inside: bool) -> None:
-    value, total, gradient = torch.randn(3, count), torch.rand(3, count), torch.randn(3, count)
-    sizes = torch.tensor([0.1, 0.01, 1.0])
-    on_device = [t.cuda() for t in (value, gradient, total, sizes)]
-    dense.adagrad_(value, gradient, total, sizes, 1e-6, inside)
-    dense.adagrad_(*on_device, 1e-6, inside)
-    # A last place of a value near one: the step is as large as the value.
-    torch.testing.assert_close(on_device[0].cpu(), value, rtol=1e-6, atol=5e-7)
-    torch.testing.assert_close(on_device[2].cpu(), total, rtol=1e-6, atol=0)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d, pad
 
+from dropconnectpp.lab.kernels import convolution
 from dropconnectpp.lab.kernels.maps import padded_columns, pool_activation, windows
 from dropconnectpp.lab.protocol import Architecture
 
@@ -30,6 +31,8 @@ def features(images: Tensor, parameters: dict[str, Tensor], architecture: Archit
             for r, picture in enumerate(images)
         ]
         return torch.stack(replicas)
+    if convolution.usable(images, architecture):
+        return convolution.features(images, parameters, architecture)
     return grouped_features(images, parameters, architecture)
 
 

@@ -18,7 +18,8 @@ from dropconnectpp.lab.convolutions import features
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.data.normalisation import ChannelStatistics, channel_statistics, standardise
 from dropconnectpp.lab.device import as_tensor, tensor_cores
-from dropconnectpp.lab.kernels.dense import adagrad_
+from dropconnectpp.lab.kernels.adagrad import adagrad_all_
+from dropconnectpp.lab.kernels.pictures import gather_standardised
 from dropconnectpp.lab.learned_gates import DropConnectPP
 from dropconnectpp.lab.network import Shape, linear, log_likelihoods, start
 from dropconnectpp.lab.protocol import Method, Protocol, ProtocolError
@@ -78,6 +79,10 @@ class Examples:
         self.statistics: ChannelStatistics | None = None
         if protocol.normalisation.scope == "data-set":
             self.statistics = channel_statistics(self.images[self.rows])
+
+    def gather(self, chosen: Tensor, dtype: torch.dtype) -> Tensor:  # (R, B) -> (R, B, C, H, W)
+        """Pictures of every replica's batch as the networks see them."""
+        return gather_standardised(self.images, chosen, self.normalisation, self.statistics, dtype)
 
     def standardise(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """Pictures as the network sees them."""
@@ -198,7 +203,7 @@ class Stack:
 
     def _one_step(self, batch: int) -> None:
         chosen = self.examples.rows[self.order[:, self.position + self._columns[:batch]]]  # (R, B)
-        images = self.examples.standardise(self.examples.images[chosen], self.dtype).to(self.input_dtype)
+        images = self.examples.gather(chosen, self.input_dtype)
         rewards, gradients = self._gradients(images, self.examples.labels[chosen])
         self._adagrad(gradients)
         for segment in self.segments:
@@ -245,9 +250,10 @@ class Stack:
     @torch.no_grad()
     def _adagrad(self, gradients: dict[str, Tensor]) -> None:
         settings = self.protocol.training
-        for name, value in self._trained():
-            sizes, total = self._step_sizes_for(name), self.accumulators[name]
-            adagrad_(value, gradients[name], total, sizes, settings.epsilon, settings.epsilon_inside)
+        names, values = zip(*self._trained(), strict=True)
+        found, sums = ([named[name] for name in names] for named in (gradients, self.accumulators))
+        sizes = [self._step_sizes_for(name) for name in names]
+        adagrad_all_(values, found, sums, sizes, settings.epsilon, settings.epsilon_inside)
 
     def _step_sizes_for(self, name: str) -> Tensor:  # (R,)
         if not name.startswith("segment"):

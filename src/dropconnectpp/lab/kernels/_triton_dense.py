@@ -80,21 +80,3 @@ def score_kernel(  # type: ignore[no-untyped-def]
     gradient -= tl.load(coefficient_ptr + row) * score
     tl.store(gradient_ptr + offsets, gradient, mask=inside)
     tl.store(partial_ptr + row * programs + program, tl.sum(tl.where(inside, score * score, 0.0), axis=0))
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def adagrad_kernel(  # type: ignore[no-untyped-def]
-    value_ptr, gradient_ptr, sum_ptr, size_ptr, epsilon, count, INSIDE: tl.constexpr, BLOCK: tl.constexpr
-):
-    """sum += g^2; value -= step g / sqrt(sum + epsilon), or with epsilon outside the root."""
-    row = tl.program_id(1)
-    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = places < count
-    offsets = row.to(tl.int64) * count + places
-    gradient = tl.load(gradient_ptr + offsets, mask=inside, other=0.0)
-    total = tl.load(sum_ptr + offsets, mask=inside, other=1.0) + gradient * gradient
-    root = tl.sqrt_rn(total + epsilon) if INSIDE else tl.sqrt_rn(total) + epsilon
-    value = tl.load(value_ptr + offsets, mask=inside, other=0.0)
-    value -= tl.load(size_ptr + row) * tl.div_rn(gradient, root)
-    tl.store(sum_ptr + offsets, total, mask=inside)
-    tl.store(value_ptr + offsets, value, mask=inside)

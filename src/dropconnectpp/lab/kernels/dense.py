@@ -1,4 +1,4 @@
-"""Masks, the posterior's gradient and Adagrad for a stack of replicas: one launch each on a GPU with Triton.
+"""Masks and the posterior's gradient for a stack of replicas: one launch each on a GPU with Triton.
 
 Elsewhere, and for what a kernel does not cover, the twin runs, with the same result: masks bit for bit, the rest
 to rounding. Shapes: R replicas along the first axis.
@@ -86,24 +86,3 @@ def _score_pass_by_kernel(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_s
         BLOCK=BLOCK,
     )
     return gradient, partial.sum(1)
-
-
-# --------------------------------------------------------------------------------------------- Adagrad
-
-
-def adagrad_(value: Tensor, gradient: Tensor, total: Tensor, sizes: Tensor, epsilon: float, inside: bool) -> None:
-    """p -= step g / sqrt(sum g^2 + epsilon), as Lasagne has it, or with epsilon outside the root; in place.
-
-    value, gradient and the sum of squares are (R, ...), step sizes (R,).
-    """
-    if value.is_cuda:
-        gradient = gradient.contiguous()  # a filter's may be permuted
-    if usable(value, gradient, total, sizes):
-        count = value[0].numel()
-        compiled("dense").adagrad_kernel[(-(-count // BLOCK), len(value))](
-            value, gradient, total, sizes, epsilon, count, INSIDE=inside, BLOCK=BLOCK
-        )
-        return
-    total.addcmul_(gradient, gradient)
-    root = (total + epsilon).sqrt_() if inside else total.sqrt().add_(epsilon)
-    value.sub_(gradient.div(root).mul_(sizes.view(-1, *[1] * (value.ndim - 1))))

@@ -1,0 +1,89 @@
+"""The pictures of a step, gathered, standardised and cast for a stack of replicas: one launch on a GPU with Triton.
+
+Elsewhere, and for what the kernel does not cover, the twin runs, with the same result to rounding. Shapes: N
+pictures, R replicas, B batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dropconnectpp.lab.data.normalisation import ChannelStatistics, standardise
+from dropconnectpp.lab.kernels.compiled import compiled
+from dropconnectpp.lab.protocol import Normalisation
+
+BLOCK = 1024
+"""Values of a picture that a program handles at a time."""
+MOST_CHANNELS = 16
+"""Each channel's statistics are arguments of the kernel."""
+
+
+def usable(images: Tensor, chosen: Tensor, normalisation: Normalisation, dtype: torch.dtype) -> bool:
+    """Whether the kernel covers it: a picture by its own statistics or by its set's, in at most float32."""
+    return (
+        images.is_cuda
+        and chosen.is_cuda
+        and images.dtype == torch.uint8
+        and images.is_contiguous()
+        and dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and not normalisation.local_contrast
+        and (normalisation.scope == "image" or (normalisation.scope == "data-set" and images.shape[1] <= MOST_CHANNELS))
+        and compiled("pictures") is not None
+    )
+
+
+def gather_standardised(
+    images: Tensor,  # (N, C, H, W) of uint8
+    chosen: Tensor,  # (R, B) of int64
+    normalisation: Normalisation,
+    statistics: ChannelStatistics | None,
+    dtype: torch.dtype,
+) -> Tensor:  # (R, B, C, H, W), channels last in memory
+    """`standardise` of the chosen pictures: in float32 at least, then cast; (R, B, H, W, C) is how they lie.
+
+    >>> images = torch.tensor([[[[7, 7]]], [[[0, 2]]]], dtype=torch.uint8)
+    >>> gather_standardised(images, torch.tensor([[1, 0]]), Normalisation(), None, torch.float32).flatten(1)
+    tensor([[-1.,  1.,  0.,  0.]])
+    """
+    known = normalisation.scope != "data-set" or statistics is not None  # else the twin says what is missing
+    if known and usable(images, chosen, normalisation, dtype):
+        return _gather_by_kernel(images, chosen, normalisation, statistics, dtype)
+    exact = torch.promote_types(dtype, torch.float32)
+    flat = standardise(images[chosen.flatten()], normalisation, statistics=statistics, dtype=exact)
+    laid: Tensor = flat.to(dtype, memory_format=torch.channels_last).unflatten(0, chosen.shape)
+    return laid
+
+
+def _gather_by_kernel(
+    images: Tensor,
+    chosen: Tensor,
+    normalisation: Normalisation,
+    statistics: ChannelStatistics | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    _, channels, height, width = images.shape
+    y = torch.empty((*chosen.shape, height, width, channels), dtype=dtype, device=images.device)
+    means, deviations = channel_arguments(channels, normalisation, statistics)
+    compiled("pictures").picture_kernel[(chosen.numel(),)](
+        images,
+        chosen.contiguous(),
+        y,
+        means,
+        deviations,
+        OWN=normalisation.scope == "image",
+        C=channels,
+        PIXELS=height * width,
+        BLOCK=BLOCK,
+    )
+    return y.permute(0, 1, 4, 2, 3)
+
+
+def channel_arguments(
+    channels: int, normalisation: Normalisation, statistics: ChannelStatistics | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and divisor of each channel, as the kernel takes them; what it does not use is one number."""
+    if normalisation.scope == "image" or statistics is None:
+        return (0.0,), (1.0,)
+    assert len(statistics.mean) == channels
+    return statistics.mean, tuple(d if d > 0 else 1.0 for d in statistics.standard_deviation)

@@ -1,0 +1,167 @@
+"""The CUDA kernels of the convolutions: emulated on the CPU with g++ everywhere, and on a GPU, against plain torch."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, max_pool2d
+
+from dropconnectpp.lab.kernels import convolution
+from dropconnectpp.lab.kernels.convolution import Launch, Layer
+from dropconnectpp.lab.protocol import pooled_side
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+
+# ------------------------------------------------------------------------------------------ the definition
+
+
+def defined(layer: Layer, x: Tensor, filters: Tensor, bias: Tensor) -> Tensor:
+    """One replica in plain torch: x (B, C, H, W)."""
+    y = conv2d(x, filters, bias, padding=layer.filter // 2)
+    if layer.pool:
+        y = max_pool2d(y, layer.pool, layer.stride, ceil_mode=True)
+    return torch.relu(y)
+
+
+def layer_of(side: int, inputs: int, outputs: int, filter_side: int, pool: int = 0, stride: int = 1) -> Layer:
+    after = pooled_side(side, pool, stride, True) if pool else side
+    return Layer(side, inputs, outputs, filter_side, pool, stride, after)
+
+
+class Case:
+    """Small whole numbers for a layer, and what plain torch makes of them in float64.
+
+    bf16 holds them, and nearly all of what comes of them: the kernels must agree exactly, ties in windows included,
+    where nothing is rounded, and to bf16's rounding elsewhere.
+    """
+
+    def __init__(self, layer: Layer, replicas: int, batch: int, seed: int = 0) -> None:
+        random = torch.Generator().manual_seed(layer.side * 1000 + replicas + seed)
+
+        def whole(limit: int, *shape: int) -> Tensor:
+            return torch.randint(-limit, limit + 1, shape, generator=random).float()
+
+        self.layer, self.batch = layer, batch
+        self.x = whole(2, replicas, batch, layer.inputs, layer.side, layer.side)
+        self.filters = whole(1, replicas, layer.outputs, layer.inputs, layer.filter, layer.filter)
+        self.bias = whole(3, replicas, layer.outputs)
+        leaves = [t.double().requires_grad_() for t in (self.x, self.filters, self.bias)]
+        y = torch.stack([defined(layer, *(leaf[r] for leaf in leaves)) for r in range(replicas)])
+        self.gradient = whole(2, *y.shape) * (whole(2, *y.shape) > 1)
+        self.y = y.detach()
+        self.expected = torch.autograd.grad(y, leaves, self.gradient.double())
+
+    @property
+    def given(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Pictures or maps, filters and bias, as `convolution.forward` takes them."""
+        return channels_last(self.x.bfloat16()), self.filters, self.bias
+
+    @property
+    def laid_gradient(self) -> Tensor:
+        gradient = self.gradient.bfloat16()
+        return channels_last(gradient) if self.layer.pool else gradient
+
+    def check(self, y: Tensor, by_x: Tensor | None, by_filters: Tensor, by_bias: Tensor) -> None:
+        assert float(self.y.max()) <= 256, "these numbers are not whole in bf16: choose smaller ones"
+        y = y.permute(0, 1, 4, 2, 3) if self.layer.pool else y
+        assert torch.equal(y.cpu(), self.y.bfloat16())
+        if by_x is not None:
+            assert torch.equal(by_x.permute(0, 1, 4, 2, 3).cpu(), self.expected[0].bfloat16())
+            assert torch.equal(by_filters.cpu(), self.expected[1].float())
+        assert torch.equal(by_bias.cpu(), self.expected[2].float())
+
+
+def channels_last(maps: Tensor) -> Tensor:
+    return maps.permute(0, 1, 3, 4, 2).contiguous()
+
+
+# -------------------------------------------------------------------------------------- emulated on a CPU
+
+
+class Emulated:
+    """Launches as functions of a library that g++ made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(self, launch: Launch, grid: tuple[int, int, int], arguments: list[Tensor | int]) -> None:
+        """What `convolution._start` does on a GPU."""
+        name = f"{launch.name}_{abs(hash(launch))}"
+        library = self.folder / f"{name}.so"
+        if not library.exists():
+            source = Path(convolution.__file__).with_name("convolution.cu")
+            header = Path(__file__).with_name("emulated_cuda.hpp")
+            options = [f"-D{key}={value}" for key, value in launch.settings]
+            command = ["g++", "-O1", "-w", "-std=c++17", "-shared", "-fPIC", *options, f'-DSOURCE="{source}"']
+            subprocess.run([*command, "-x", "c++", str(header), "-o", str(library)], check=True, capture_output=True)
+        given = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_int(a) for a in arguments]
+        run = ctypes.CDLL(str(library)).run
+        failed = run(*map(ctypes.c_int, (*grid, launch.threads, launch.shared)), *given)
+        assert not failed, "wrote behind its shared memory"
+
+
+@pytest.fixture
+def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def empty(shape, **options) -> Tensor:
+        fill = {torch.int32: 0x7FC07FC0, torch.uint8: 99}.get(options.get("dtype"), float("nan"))
+        return torch.full(shape, fill, **options)
+
+    monkeypatch.setattr(convolution, "_start", Emulated(tmp_path).start)
+    monkeypatch.setattr(convolution.torch, "empty", empty)
+    monkeypatch.setattr(convolution.torch, "empty_like", lambda t: torch.full_like(t, float("nan")))
+
+
+SMALL = [
+    pytest.param(layer_of(8, 3, 32, 5, 3, 2), 2, 3, id="pictures of three colours"),
+    pytest.param(layer_of(7, 1, 32, 5, 3, 2), 1, 2, id="grey pictures of odd side"),
+    pytest.param(layer_of(18, 2, 32, 3, 2, 2), 1, 2, id="two cameras, two strips"),
+    pytest.param(layer_of(8, 32, 32, 3, 3, 2), 2, 5, id="maps, two lines a tile"),
+    pytest.param(layer_of(14, 32, 32, 3, 3, 2), 1, 2, id="maps, a line a tile"),
+    pytest.param(layer_of(7, 32, 64, 3), 1, 3, id="last, odd side"),
+    pytest.param(layer_of(4, 32, 32, 5), 2, 9, id="last, more pictures than a group"),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("layer", "replicas", "batch"), SMALL)
+def test_emulated_kernels_are_the_definition(emulated, layer: Layer, replicas: int, batch: int) -> None:
+    case = Case(layer, replicas, batch)
+    passed = convolution.forward(layer, *case.given)
+    case.check(passed.y, *convolution.backward(layer, passed, case.laid_gradient, case.filters))
+
+
+# ---------------------------------------------------------------------------------------------- on a GPU
+
+LAYERS = [
+    layer_of(32, 3, 32, 5, 3, 2),
+    layer_of(16, 32, 32, 5, 3, 2),
+    layer_of(8, 32, 64, 5),
+    layer_of(28, 1, 32, 5, 3, 2),
+    layer_of(14, 32, 32, 5, 3, 2),
+    layer_of(7, 32, 64, 5),
+    layer_of(96, 2, 32, 5, 3, 2),
+    layer_of(48, 32, 32, 5, 3, 2),
+    layer_of(24, 32, 64, 5),
+    layer_of(13, 3, 64, 3, 2, 2),
+    layer_of(9, 64, 32, 3, 2, 1),
+]
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{layer.inputs}x{layer.side}x{layer.side}")
+@pytest.mark.parametrize(("replicas", "batch"), [(1, 11), (3, 5)])
+def test_kernels_on_a_gpu_are_the_definition(layer: Layer, replicas: int, batch: int) -> None:
+    case = Case(layer, replicas, batch)
+    x, filters, bias = (t.cuda() for t in case.given)
+    for _ in range(3):
+        passed = convolution.forward(layer, x, filters, bias)
+        case.check(passed.y, *convolution.backward(layer, passed, case.laid_gradient.cuda(), filters))

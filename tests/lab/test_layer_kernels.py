@@ -1,0 +1,429 @@
+"""The fused dense layer: its twins against autograd, its kernels, interpreted and on a GPU, against their twins."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dropconnectpp import functional, gating
+from dropconnectpp.errors import ArgumentError
+from dropconnectpp.lab.kernels import layer
+from dropconnectpp.lab.kernels.layer import Adagrad, FixedGate, Gate, LearnedGate, OpenGate
+from dropconnectpp.lab.streams import Stream
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
+)
+STREAM = Stream(7, "mask:weight")
+KINDS = ["open", "fixed", "score", "straight-through", "score, learned", "straight-through, learned"]
+STEP = 12
+
+
+class Case:
+    """One layer's tensors, with sums of squares that start at zero: after one step they are the gradients' squares."""
+
+    def __init__(self, kind: str, shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float32) -> None:
+        stack, batch, units, width = shape
+        generator = torch.Generator().manual_seed(sum(shape))
+
+        def normal(*size: int) -> Tensor:
+            return torch.randn(size, generator=generator).to(dtype)
+
+        self.replicas = torch.arange(stack) * 5 + 1
+        self.x, self.by_output = normal(stack, batch, width), normal(stack, batch, units)
+        self.weight, logit = normal(stack, units, width), 2 * normal(stack, units, width)
+        logit[0, 0, 0] = 0.0
+        alpha, beta = (normal(stack, units, width) for _ in range(2))
+        self.gate: Gate = OpenGate()
+        if kind == "fixed":
+            self.gate = FixedGate(torch.linspace(0.2, 0.8, stack, dtype=dtype), STREAM)
+        elif kind != "open":
+            self.gate = LearnedGate(
+                logit,
+                STREAM,
+                "score" if "score" in kind else "straight-through",
+                normal(stack) if "score" in kind else None,
+                0.3,
+            )
+            if "learned" in kind:
+                self.gate = replace(self.gate, alpha=alpha, beta=beta, prior_alpha=1.5, prior_beta=0.7)
+        sizes = torch.linspace(0.1, 0.3, stack, dtype=dtype)
+        self.update = Adagrad(self.weight, sizes, 1e-6, True, gate_sizes=2 * sizes)
+        zeros = {name: torch.zeros_like(value) for name, value in self.trained().items()}
+        self.update = replace(self.update, **zeros)
+
+    def trained(self) -> dict[str, Tensor]:
+        names = ("logit", "alpha", "beta")
+        found = {"weight": self.weight, **{name: getattr(self.gate, name, None) for name in names}}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def to(self, *where: Any, rows: slice = slice(None)) -> Case:
+        """A copy on another device or in another precision, or of some replicas."""
+
+        def moved(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value[rows].to(*where).clone() if value.is_floating_point() else value[rows].clone()
+
+        other = object.__new__(Case)
+        for name in ("x", "by_output", "weight"):
+            setattr(other, name, moved(getattr(self, name)))
+        device = other.x.device
+        other.replicas = self.replicas[rows].to(device)
+        other.gate = replace(self.gate, **{k: moved(v) for k, v in vars(self.gate).items() if isinstance(v, Tensor)})
+        other.update = replace(
+            self.update, **{k: moved(v) for k, v in vars(self.update).items() if isinstance(v, Tensor)}
+        )
+        return other
+
+    def mask(self) -> Tensor | None:
+        return layer._draw(self.gate, self.weight, self.replicas, STEP)
+
+    def forward(self) -> Tensor:
+        return layer.gated_product(self.x, self.weight, self.gate, self.replicas, STEP)
+
+    def backward(self, step: Tensor | int = STEP) -> tuple[Tensor, Tensor | None]:
+        return layer.gated_product_backward_(
+            self.x, self.by_output, self.weight, self.gate, self.replicas, step, self.update
+        )
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Relative error in the Frobenius norm."""
+    one, other = one.cpu().double(), other.cpu().double()
+    return float((one - other).norm() / other.norm().clamp_min(1e-300))
+
+
+# ------------------------------------------------------------------------------------------- the twins
+
+
+def expected_gradients(case: Case) -> dict[str, Tensor]:
+    """What the library's own functions and autograd make of the step."""
+    mask, leaves = case.mask(), {name: value.clone().requires_grad_() for name, value in case.trained().items()}
+    x = case.x.clone().requires_grad_()
+    weight, gate = leaves["weight"], case.gate
+    loss = torch.zeros((), dtype=x.dtype)
+    if isinstance(gate, LearnedGate):
+        assert mask is not None
+        if "alpha" in leaves:
+            alpha, beta = functional.positive(leaves["alpha"]), functional.positive(leaves["beta"])
+            kl = functional.bernoulli_kl(leaves["logit"], alpha, beta)
+            kl = kl + functional.beta_kl(alpha, beta, gate.prior_alpha, gate.prior_beta)
+        else:
+            kl = functional.beta_bernoulli_kl(leaves["logit"], gate.prior_alpha, gate.prior_beta)
+        loss = loss + gate.kl_scale * kl.sum()
+        if gate.kind == "score":
+            assert gate.coefficient is not None
+            log_q = functional.log_bernoulli(mask, leaves["logit"]).flatten(1).sum(1)
+            loss = loss - (gate.coefficient * log_q).sum()
+            weight = gating.masked(weight, mask)
+        else:
+            weight = gating.straight_through(weight, leaves["logit"], mask, None)
+    elif mask is not None:
+        weight = gating.masked(weight, mask)
+    output = torch.bmm(x, weight.mT)
+    torch.testing.assert_close(case.forward(), output.detach(), rtol=1e-12, atol=1e-12)
+    loss = loss + (output * case.by_output).sum()
+    found = torch.autograd.grad(loss, [x, *leaves.values()])
+    return dict(zip(["x", *leaves], found, strict=True))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_twins_are_autograd_and_adagrad(kind: str, inside: bool) -> None:
+    case = Case(kind, (2, 5, 3, 7), torch.float64)
+    case.update = replace(case.update, inside=inside)
+    wanted, mask = expected_gradients(case), case.mask()
+    before = {name: value.clone() for name, value in case.trained().items()}
+    by_x, squared = case.backward()
+    torch.testing.assert_close(by_x, wanted["x"], rtol=1e-12, atol=1e-12)
+    for name, value in case.trained().items():
+        gradient = wanted[name]
+        torch.testing.assert_close(getattr(case.update, name), gradient.square(), rtol=1e-9, atol=1e-12)
+        sizes = case.update.sizes if name == "weight" else case.update.gate_sizes
+        assert sizes is not None
+        root = (gradient.square() + 1e-6).sqrt() if inside else gradient.abs() + 1e-6
+        step = sizes[:, None, None] * gradient / root
+        torch.testing.assert_close(value, before[name] - step, rtol=1e-7, atol=1e-9)
+    if isinstance(case.gate, LearnedGate) and case.gate.kind == "score":
+        assert mask is not None
+        assert squared is not None
+        score = mask.double() - torch.sigmoid(before["logit"])
+        torch.testing.assert_close(squared, score.square().sum((1, 2)))
+    else:
+        assert squared is None
+
+
+def test_other_priors_at_the_best_posterior_go_through_the_twin() -> None:
+    case = Case("score", (2, 5, 3, 7), torch.float64)
+    case.gate = replace(case.gate, prior_alpha=2.0, prior_beta=0.5)
+    wanted = expected_gradients(case)
+    case.backward()
+    assert case.update.logit is not None
+    torch.testing.assert_close(case.update.logit, wanted["logit"].square(), rtol=1e-9, atol=1e-12)
+
+
+def test_the_cpu_never_takes_a_kernel() -> None:
+    case = Case("score", (1, 2, 3, 4)).to(torch.float32)
+    assert not layer.usable(case.x.bfloat16(), case.weight, case.gate, case.update)
+
+
+def test_a_twin_rounds_its_operands_to_the_precision_of_x() -> None:
+    case = Case("open", (1, 2, 3, 4))
+    case.x = case.x.bfloat16()
+    found = case.forward()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, torch.bmm(case.x.float(), case.weight.bfloat16().float().mT))
+    assert case.backward()[0].dtype == torch.bfloat16
+
+
+def test_what_is_missing_is_named() -> None:
+    logit = torch.zeros(1, 2, 3)
+    with pytest.raises(ArgumentError, match="kind"):
+        LearnedGate(logit, STREAM, "pathwise")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="both or none"):
+        LearnedGate(logit, STREAM, alpha=logit)
+    case = Case("score", (1, 2, 3, 4))
+    gate = case.gate
+    case.gate = replace(gate, alpha=case.weight, beta=case.weight)
+    with pytest.raises(ArgumentError, match="alpha, beta"):
+        case.backward()
+    case.gate = replace(gate, coefficient=None)
+    with pytest.raises(ArgumentError, match="coefficient"):
+        case.backward()
+
+
+# --------------------------------------------------------------------------------- the interpreter
+
+# The launches are the package's own, on small tiles. What they allocate is poisoned and lies between guards, and so
+# do the parameters, so that a missing write and a write outside both show.
+INTERPRETED = """
+import sys
+import torch
+from dataclasses import replace
+from dropconnectpp.lab.kernels import layer
+sys.path.insert(0, sys.argv[1])
+from test_layer_kernels import KINDS, STEP, Case
+
+layer.BLOCK_B = layer.FORWARD_O = layer.BACKWARD_O = layer.BACKWARD_I = layer.FORWARD_I = 16
+layer.SPLIT, GUARD, rooms = 32, 64, []
+plain = torch.empty
+
+def guarded(value):
+    room = torch.full((value.numel() + 2 * GUARD,), 77.0, dtype=value.dtype)
+    rooms.append(room)
+    inner = room[GUARD:-GUARD].view(value.shape)
+    inner.copy_(value)
+    return inner
+
+def poisoned(*size, **options):
+    value = plain(*size, **options)
+    return guarded(value.fill_(float("nan"))) if value.is_floating_point() else value
+
+def guard(case):
+    for name, value in case.trained().items():
+        total = getattr(case.update, name)
+        if name == "weight":
+            case.weight = guarded(value)
+        else:
+            case.gate = replace(case.gate, **{name: guarded(value)})
+        case.update = replace(case.update, **{name: guarded(total)})
+
+def untouched():
+    assert all((room[:GUARD] == 77.0).all() and (room[-GUARD:] == 77.0).all() for room in rooms)
+    rooms.clear()
+
+def run(case, kernels, step=STEP):
+    layer.usable = lambda *_: kernels
+    torch.empty = poisoned if kernels else plain
+    try:
+        return case.forward(), case.backward(step)
+    finally:
+        torch.empty = plain
+
+def check(kind, shape, inside, step):
+    case = Case(kind, shape)
+    # Operands that bfloat16 holds: the interpreter rounds to it towards zero.
+    case.weight, case.by_output = case.weight.bfloat16().float(), case.by_output.bfloat16().float()
+    case.update = replace(case.update, inside=inside)
+    wanted, found, alone = case.to(torch.float32), case.to(torch.float32), case.to(torch.float32, rows=slice(1, 2))
+    for one in (wanted, found, alone):
+        one.x = one.x.bfloat16()
+    guard(found)
+    mask = case.mask()
+    output, (by_x, squared) = run(found, True, step)
+    untouched()
+    twin_output, (twin_by_x, twin_squared) = run(wanted, False)
+    where = kind, shape, inside
+    assert output.dtype == torch.float32 and by_x.dtype == torch.bfloat16, where
+    # The order of a sum, and for by_x bfloat16's last place.
+    assert torch.allclose(output, twin_output, rtol=1e-5, atol=1e-5), where
+    assert torch.allclose(by_x.float(), twin_by_x.float(), rtol=1e-2, atol=1e-5), where
+    assert (squared is None) == (twin_squared is None)
+    if squared is not None:
+        assert torch.allclose(squared, twin_squared, rtol=1e-5), where
+    for name, value in found.trained().items():
+        squares, twins = getattr(found.update, name), getattr(wanted.update, name)
+        assert torch.allclose(squares.sqrt(), twins.sqrt(), rtol=2e-5, atol=2e-5), (*where, name)
+        if name == "weight" and mask is not None:
+            assert not squares[~mask].any() and squares[mask].all(), "the mask is the twin's, synapse by synapse"
+        away = twins.sqrt() > 1e-2  # a first step is the gradient's sign: nearly free where the gradient vanishes
+        twin = wanted.trained()[name]
+        assert torch.allclose(value[away], twin[away], rtol=1e-4, atol=1e-4), (*where, name)
+    if shape[0] > 1:
+        row = run(alone, True, step)
+        rooms.clear()
+        assert torch.equal(row[0][0], output[1]) and torch.equal(row[1][0][0], by_x[1]), where
+        for name, value in alone.trained().items():
+            assert torch.equal(value[0], found.trained()[name][1]), (*where, name)
+
+for kind in KINDS:
+    for shape in ((2, 5, 3, 7), (3, 16, 16, 32), (2, 20, 10, 75), (2, 37, 18, 36)):
+        check(kind, shape, shape[1] == 5, torch.tensor(STEP) if shape[0] == 3 else STEP)
+print("all well")
+"""
+
+POLYGAMMAS = """
+import torch
+import triton
+import triton.language as tl
+from dropconnectpp.lab.kernels._triton_layer import polygammas, softplus
+
+@triton.jit
+def kernel(x_ptr, digamma_ptr, trigamma_ptr, softplus_ptr, COUNT: tl.constexpr):
+    places = tl.arange(0, COUNT)
+    x = tl.load(x_ptr + places)
+    digamma, trigamma = polygammas(tl.exp(x))
+    tl.store(digamma_ptr + places, digamma)
+    tl.store(trigamma_ptr + places, trigamma)
+    tl.store(softplus_ptr + places, softplus(2.0 * x))
+
+x = torch.linspace(-12.0, 12.0, 4096)
+found = torch.full((3, 4096), 77.0)
+kernel[(1,)](x, *found, COUNT=4096)
+y = torch.exp(x).double()
+torch.testing.assert_close(found[0].double(), torch.digamma(y), rtol=1e-6, atol=1e-6)
+torch.testing.assert_close(found[1].double(), torch.polygamma(1, y), rtol=1e-6, atol=0.0)
+torch.testing.assert_close(found[2].double(), torch.nn.functional.softplus(2.0 * x.double()), rtol=1e-6, atol=0.0)
+print("all well")
+"""
+
+
+def interpreted(script: str, *arguments: str) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    found = subprocess.run(
+        [sys.executable, script, *arguments], env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert found.stdout.strip() == "all well"
+
+
+@needs_triton
+@pytest.mark.parametrize("source", [INTERPRETED, POLYGAMMAS], ids=["layer", "polygammas"])
+def test_the_interpreted_kernels_are_their_twins(source: str, tmp_path) -> None:
+    script = tmp_path / "interpreted.py"  # a file, since Triton reads a kernel's source
+    script.write_text(source)
+    interpreted(str(script), os.path.dirname(__file__))
+
+
+# ---------------------------------------------------------------------------------------------- on a GPU
+
+SHAPES = [(1, 128, 64, 4096), (3, 100, 10, 75), (2, 128, 512, 4096), (50, 128, 64, 4096), (200, 7, 64, 256)]
+ODD_SHAPES = [(2, 300, 64, 256), (2, 129, 33, 130)]
+
+
+def on_gpu(kind: str, shape: tuple[int, int, int, int]) -> Case:
+    case = Case(kind, shape).to("cuda")
+    case.x = case.x.bfloat16()
+    case.by_output = case.by_output.bfloat16().float() / shape[1]
+    assert layer.usable(case.x, case.weight, case.gate, case.update)
+    return case
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("shape", SHAPES + ODD_SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_layer_on_a_gpu_is_its_twin(kind: str, shape: tuple[int, int, int, int]) -> None:
+    start = on_gpu(kind, shape)
+    mask = start.mask()
+    wide = start.to(torch.float64)
+    wanted_output = layer._product(wide.x, wide.weight, mask)
+    wanted_by_x, wanted_squared = layer._backward_(wide.x, wide.by_output, wide.weight, wide.gate, mask, wide.update)
+    first = None
+    for _ in range(3):
+        case = start.to("cuda")
+        step = torch.tensor(STEP, device="cuda")
+        output, (by_x, squared) = case.forward(), case.backward(step)
+        # bfloat16 has eight bits: 2^-9 for the weights, and as much again for what is stored.
+        assert distance(output, wanted_output) < 4e-3
+        assert distance(by_x, wanted_by_x) < 6e-3
+        for name in case.trained():
+            roots = [getattr(one.update, name).sqrt() for one in (case, wide)]
+            assert distance(*roots) < 1e-4, name
+        if mask is not None:
+            # No product of normal numbers is zero, so what was not stepped was masked.
+            assert torch.equal(case.update.weight != 0, mask)
+        if squared is not None:
+            assert wanted_squared is not None
+            assert distance(squared, wanted_squared) < 1e-5
+        found = [output, by_x, *case.trained().values()]
+        first = found if first is None else first
+        assert all(torch.equal(one, other) for one, other in zip(first, found, strict=True)), "the same every time"
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_on_a_gpu_is_adagrads(kind: str) -> None:
+    for inside in (False, True):
+        start = on_gpu(kind, (3, 100, 10, 75))
+        start.update = replace(start.update, inside=inside)
+        for _ in range(3):
+            case = start.to("cuda")
+            case.backward()
+            for name, value in case.trained().items():
+                before, gradient = start.trained()[name], getattr(case.update, name).sqrt()
+                root = (gradient.square() + 1e-6).sqrt() if inside else gradient + 1e-6
+                sizes = case.update.sizes if name == "weight" else case.update.gate_sizes
+                assert sizes is not None
+                moved = sizes[:, None, None] * gradient / root
+                torch.testing.assert_close((value - before).abs(), moved, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("shape", [(5, 128, 64, 4096), (5, 100, 10, 75)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_replica_on_a_gpu_does_not_know_of_the_others(kind: str, shape: tuple[int, int, int, int]) -> None:
+    start = on_gpu(kind, shape)
+    for _ in range(3):
+        stack, alone = start.to("cuda"), start.to("cuda", rows=slice(3, 4))
+        together, single = stack.forward(), alone.forward()
+        assert torch.equal(together[3:4], single)
+        assert torch.equal(stack.backward()[0][3:4], alone.backward()[0])
+        for name, value in alone.trained().items():
+            assert torch.equal(value, stack.trained()[name][3:4]), name
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("width", [75, 256])
+def test_masks_of_the_forward_pass_on_a_gpu_are_the_streams(width: int) -> None:
+    for kind in ("fixed", "score"):
+        case = on_gpu(kind, (3, width, 64, width))
+        case.x = torch.eye(width, device="cuda", dtype=torch.bfloat16).expand(3, width, width).contiguous()
+        case.weight = torch.ones_like(case.weight)
+        for _ in range(3):
+            mask = case.mask()
+            assert mask is not None
+            assert torch.equal(case.forward().mT.bool(), mask)
