@@ -115,6 +115,7 @@ def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.full(shape, fill, **options)
 
     monkeypatch.setattr(convolution, "_start", Emulated(tmp_path).start)
+    monkeypatch.setattr(convolution, "_limit", lambda device: convolution.SHARED_BYTES)
     monkeypatch.setattr(convolution.torch, "empty", empty)
     monkeypatch.setattr(convolution.torch, "empty_like", lambda t: torch.full_like(t, float("nan")))
 

@@ -536,6 +536,37 @@ def test_a_read_only_array_is_shared_without_a_warning():
     assert found.data_ptr() == array.ctypes.data
 
 
+# -------------------------------------------------------------------------------------------- the fused step
+
+COVERED = [
+    *METHODS.values(),
+    Method(hyper="optimal", logit_step=30.0),
+    Method(hyper="optimal", baseline="mean-network"),
+    Method(estimator="straight-through", alpha=2.0, beta=0.5),
+]
+
+
+def test_the_fused_step_is_the_plain_one():
+    units = [Unit(settings(method), replica) for replica, method in enumerate(COVERED)]
+    plain, fused = stack_of(*units), stack_of(*units)
+    assert not fused.fused  # there is nothing to gain on a CPU
+    fused.fused = True
+    for stack in (plain, fused):
+        stack.train_epoch()
+        stack.train_epoch()
+    torch.testing.assert_close(fused.loss_sum, plain.loss_sum, rtol=1e-9, atol=0)
+    for row in range(len(units)):
+        assert_close(tensors_of(fused, row), tensors_of(plain, row), 1e-9)
+
+
+@pytest.mark.parametrize(
+    "method", [*ESTIMATORS.values(), Method(hyper="optimal", alpha=2.0), Method(parameterisation="probability")]
+)
+def test_what_the_kernels_cannot_gate_takes_the_plain_step(method):
+    (segment,) = stack_of(Unit(settings(method), 0)).segments
+    assert segment.regulariser.gate(100) is None
+
+
 # --------------------------------------------------------------------------------------------------- a GPU
 
 
@@ -625,6 +656,38 @@ class TestOnAGpu:
                 assert apart.max() < 0.025, name
                 assert apart.median() < 1e-3, name
         torch.testing.assert_close(mixed.loss_sum, full.loss_sum, rtol=0.02, atol=0)
+
+    def test_the_fused_step_stays_close_to_the_plain_one(self):
+        pictures = tiny(train=160, channels=3, side=32)
+        fused, plain = (self.whole_network(COVERED, pictures, fused) for fused in (True, False))
+        torch.testing.assert_close(fused.loss_sum, plain.loss_sum, rtol=0.02, atol=0)
+        for row, method in enumerate(COVERED):
+            found, expected = tensors_of(fused, row), tensors_of(plain, row)
+            for name, value in expected.items():
+                apart = (found[name] - value).abs()
+                # The first steps of Adagrad have the gradient's sign alone; a posterior's steps are larger.
+                step = method.logit_step if "_" in name else 1.0
+                assert apart.median() <= 1e-3 * step, (method.label, name)
+
+    def test_a_replica_takes_the_same_fused_steps_whatever_its_neighbours(self):
+        pictures = tiny(train=160, channels=3, side=32)
+        together = self.whole_network(COVERED, pictures, True)
+        for row in (0, 3, 4):
+            alone = self.whole_network(COVERED[row : row + 1], pictures, True, first=row)
+            torch.testing.assert_close(together.loss_sum[row], alone.loss_sum[0], rtol=1e-3, atol=0)
+
+    def whole_network(self, methods: Sequence[Method], pictures: Dataset, fused: bool, first: int = 0) -> Stack:
+        """The paper's network after one epoch of ten steps, in mixed precision."""
+        protocols = [
+            replace(settings(method, step_size=0.005, batch_size=16), architecture=Architecture(), precision="mixed")
+            for method in methods
+        ]
+        units = [Unit(protocol, first + row) for row, protocol in enumerate(protocols)]
+        stack = Stack(units, pictures, torch.device("cuda"))
+        assert stack.fused
+        stack.fused = fused
+        stack.train_epoch()
+        return stack
 
     def test_masks_and_order_equal_those_on_a_cpu(self):
         cpu, cuda = stack_of(*MIXED), Stack(MIXED, tiny(), torch.device("cuda"))

@@ -14,6 +14,7 @@ from torch import Tensor
 from dropconnectpp import functional, gating
 from dropconnectpp.estimators import Concrete, Eq16, Estimator, resolve, update_moments
 from dropconnectpp.lab.kernels.dense import draw_masks, score_pass
+from dropconnectpp.lab.kernels.layer import Gate, LearnedGate
 from dropconnectpp.lab.network import linear
 from dropconnectpp.lab.protocol import Method
 from dropconnectpp.lab.regularisers import SYNAPSES, DropConnect
@@ -206,6 +207,49 @@ class DropConnectPP(DropConnect):
         total = coefficients.sum(0).view(-1, *[1] * (alpha.ndim - 1))
         score_alpha, score_beta = functional.beta_score(heads / (heads + tails), alpha, beta)
         return total * score_alpha, total * score_beta
+
+    # ------------------------------------------------------------- where the weights go through kernels
+
+    def gate(self, num_data: int) -> Gate | None:
+        method = self.method
+        uniform = method.alpha == method.beta == 1.0
+        covered = method.estimator in ("bbvi", "straight-through") and self.passes == 1
+        if not covered or method.parameterisation != "logit" or (method.hyper == "optimal" and not uniform):
+            return None
+        raw = {key: self.parameters[f"weight_{key}"].detach() for key in ("alpha", "beta") if method.hyper == "learned"}
+        return LearnedGate(
+            self.logit("weight").detach(),
+            self._stream("mask:weight"),
+            "score" if self.estimator.scores else "straight-through",
+            kl_scale=method.kl_weight / num_data,
+            prior_alpha=method.alpha,
+            prior_beta=method.beta,
+            **raw,
+        )
+
+    def gated_bias(self, bias: Tensor, step: Tensor) -> Tensor:
+        self._masks, self._step = [{}], step
+        return self._training_gate("bias", bias, step, 0)
+
+    @torch.no_grad()
+    def coefficient(self, rewards: Tensor, mean_reward: Tensor | None) -> Tensor | None:
+        if not self.estimator.scores:
+            return None
+        baseline = self.moments if self.estimator.needs_moments else mean_reward
+        found: Tensor = self.estimator.coefficients(rewards.view(1, 1, -1), baseline)[0]
+        return found
+
+    @torch.no_grad()
+    def bias_gradients(
+        self, coefficient: Tensor | None, rewards: Tensor, squared: Tensor | None, num_data: int
+    ) -> dict[str, Tensor]:
+        coefficients = None if coefficient is None else coefficient.unsqueeze(0)
+        found = self._posterior_gradient("bias", coefficients, self.method.kl_weight / num_data)
+        if squared is not None:
+            own = functional.bernoulli_score(self._masks[0]["bias"], self.logit("bias")).square().sum(1)
+            self._update_moments(rewards.unsqueeze(0), (squared + own).unsqueeze(0))
+        self._masks = []
+        return found
 
     def kl(self) -> Tensor:
         parts = []

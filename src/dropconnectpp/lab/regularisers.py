@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dropconnectpp import gating
 from dropconnectpp.fixed_rate import expected_activation
 from dropconnectpp.lab.kernels.dense import draw_masks
+from dropconnectpp.lab.kernels.layer import FixedGate, Gate, OpenGate
 from dropconnectpp.lab.network import linear
 from dropconnectpp.lab.protocol import Method
 from dropconnectpp.lab.streams import Stream
@@ -46,7 +47,11 @@ class Regulariser:
 
     def train_pass(self, x: Tensor, weight: Tensor, bias: Tensor, step: Tensor, index: int) -> Tensor:
         """Activation (R, B, O) of random pass ``index`` of a step."""
-        return torch.relu(linear(x, weight, bias))
+        return self.activation(linear(x, weight, bias), step, index)
+
+    def activation(self, before: Tensor, step: Tensor, index: int) -> Tensor:
+        """What becomes of the layer's sums (R, B, O) in random pass ``index`` of a step."""
+        return torch.relu(before)
 
     def mean_pass(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """The activation that predicts: Eq. (19) and its like."""
@@ -58,6 +63,26 @@ class Regulariser:
 
     def gradients(self, rewards: Tensor, mean_reward: Tensor | None, num_data: int) -> dict[str, Tensor]:
         """Of the loss by `parameters`, besides what backpropagation gives; updates the moments."""
+        return {}
+
+    # What `fused_step` asks for, where the weights go through kernels.
+
+    def gate(self, num_data: int) -> Gate | None:
+        """How kernels gate the weights; None where they cannot."""
+        return OpenGate()
+
+    def gated_bias(self, bias: Tensor, step: Tensor) -> Tensor:
+        """The bias (R, O) under its gate."""
+        return bias
+
+    def coefficient(self, rewards: Tensor, mean_reward: Tensor | None) -> Tensor | None:
+        """(R,), what a score estimator weighs the score by, from the step's rewards (R,)."""
+        return None
+
+    def bias_gradients(
+        self, coefficient: Tensor | None, rewards: Tensor, squared: Tensor | None, num_data: int
+    ) -> dict[str, Tensor]:
+        """`gradients` for the bias alone; the weights' squared scores (R,) go into the moments."""
         return {}
 
     def kl(self) -> Tensor:
@@ -78,8 +103,10 @@ class Regulariser:
 class Dropout(Regulariser):
     """Units are dropped; what is kept is scaled up, so that prediction uses the network as it is."""
 
-    def train_pass(self, x: Tensor, weight: Tensor, bias: Tensor, step: Tensor, index: int) -> Tensor:
-        return self._dropped(torch.relu(linear(x, weight, bias)), "dropout", step, index)
+    def activation(self, before: Tensor, step: Tensor, index: int) -> Tensor:
+        hidden, keep = torch.relu(before), (1.0 - self.rates)[:, None, None]
+        mask = draw_masks(self._stream("dropout"), keep.expand_as(hidden), self.replicas, step, index)
+        return hidden * mask / keep
 
     def sampled_pass(self, x: Tensor, weight: Tensor, bias: Tensor, draw: int) -> Tensor:
         # One mask of units for all examples, as for the others' synapses.
@@ -88,11 +115,6 @@ class Dropout(Regulariser):
         mask = draw_masks(self._stream("evaluation:dropout"), keep, self.replicas, 0, draw)
         return hidden * mask[:, None, :] / (1.0 - self.rates)[:, None, None]
 
-    def _dropped(self, hidden: Tensor, purpose: str, step: Tensor | int, index: int) -> Tensor:
-        keep = (1.0 - self.rates)[:, None, None]
-        mask = draw_masks(self._stream(purpose), keep.expand_as(hidden), self.replicas, step, index)
-        return hidden * mask / keep
-
 
 class DropConnect(Regulariser):
     """Each synapse is dropped at one fixed rate; prediction by the mean or by a Gaussian."""
@@ -100,6 +122,12 @@ class DropConnect(Regulariser):
     def train_pass(self, x: Tensor, weight: Tensor, bias: Tensor, step: Tensor, index: int) -> Tensor:
         gates = [self._mask("mask", name, step, index) for name in SYNAPSES]
         return torch.relu(linear(x, gating.masked(weight, gates[0]), gating.masked(bias, gates[1])))
+
+    def gate(self, num_data: int) -> Gate | None:
+        return FixedGate(1.0 - self.rates, self._stream("mask:weight"))
+
+    def gated_bias(self, bias: Tensor, step: Tensor) -> Tensor:
+        return gating.masked(bias, self._mask("mask", "bias", step, 0))
 
     def mean_pass(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         keep = 1.0 - self.rates

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dropconnectpp.lab import fused_step
 from dropconnectpp.lab.convolutions import features
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.data.normalisation import ChannelStatistics, channel_statistics, standardise
@@ -128,6 +129,7 @@ class Stack:
         self._columns = torch.arange(batch, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._use_graph = graph and device.type == "cuda"
+        self.fused = fused_step.covers(self)
         self._steps_here = 0
 
     def _segments(self) -> list[Segment]:
@@ -204,13 +206,18 @@ class Stack:
     def _one_step(self, batch: int) -> None:
         chosen = self.examples.rows[self.order[:, self.position + self._columns[:batch]]]  # (R, B)
         images = self.examples.gather(chosen, self.input_dtype)
-        rewards, gradients = self._gradients(images, self.examples.labels[chosen])
-        self._adagrad(gradients)
+        labels = self.examples.labels[chosen]
+        rewards = fused_step.take(self, images, labels) if self.fused else self._plain_step(images, labels)
         for segment in self.segments:
             segment.regulariser.after_step()
         self.loss_sum -= rewards * batch  # the last batch may be smaller
         self.position += batch
         self.step += 1
+
+    def _plain_step(self, images: Tensor, labels: Tensor) -> Tensor:
+        rewards, gradients = self._gradients(images, labels)
+        self.update(gradients)
+        return rewards
 
     def _gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean log-likelihoods (R,) of the random passes, and the gradient of the loss by everything trained."""
@@ -248,12 +255,12 @@ class Stack:
                 gradients[key] = gradients[key] + value if key in gradients else value
 
     @torch.no_grad()
-    def _adagrad(self, gradients: dict[str, Tensor]) -> None:
-        settings = self.protocol.training
-        names, values = zip(*self._trained(), strict=True)
-        found, sums = ([named[name] for name in names] for named in (gradients, self.accumulators))
-        sizes = [self._step_sizes_for(name) for name in names]
-        adagrad_all_(values, found, sums, sizes, settings.epsilon, settings.epsilon_inside)
+    def update(self, gradients: dict[str, Tensor]) -> None:
+        """Adagrad's step on all that has a gradient, by name."""
+        settings, trained = self.protocol.training, dict(self._trained())
+        values, sums = ([named[name] for name in gradients] for named in (trained, self.accumulators))
+        sizes = [self._step_sizes_for(name) for name in gradients]
+        adagrad_all_(values, list(gradients.values()), sums, sizes, settings.epsilon, settings.epsilon_inside)
 
     def _step_sizes_for(self, name: str) -> Tensor:  # (R,)
         if not name.startswith("segment"):

@@ -5,7 +5,8 @@
 //   POOL STRIDE POOLED           the pool: size, stride, side after it; POOL 0 is none, and POOLED is SIDE then
 //   BAND                         rows of the result that one block makes
 //   IMAGES WARPS RESIDENT        pictures and warps of a block, blocks that should fit a multiprocessor
-//   HEIGHT GROUP                 tile rows of a warp; pictures whose filter gradients one block adds up
+//   HEIGHT                       tile rows of a warp
+//   TURNS GROUP                  pictures that a block takes one after the other, forward and for the filters
 // and one of the purposes
 //   FORWARD INPUT_GRADIENT FILTER_GRADIENT FIRST_FORWARD FIRST_GRADIENT ARRANGE REDUCE.
 //
@@ -112,35 +113,12 @@ DEVICE void add_chosen(u32 (&sums)[2], u32 places, u32 place, u32 low, u32 high)
 
 #define REACH CEIL(POOL, STRIDE)  // windows a side that can hold a pixel
 
-// Eight channels of one pixel: what the windows send back whose maximum it was. Gradients of pooled maps, places in them.
-DEVICE uint4 before_pool(const u16* gradient, const u8* places, int y, int x, int channels) {
-#if POOL
-    u32 sums[2][2] = {{0, 0}, {0, 0}};
-#pragma unroll
-    for (int a = 0; a < REACH; ++a)
-#pragma unroll
-        for (int b = 0; b < REACH; ++b) {
-            int row = y / STRIDE - a, column = x / STRIDE - b, i = y - row * STRIDE, j = x - column * STRIDE;
-            if (row < 0 || row >= POOLED || column < 0 || column >= POOLED || i >= POOL || j >= POOL) continue;
-            i64 offset = (i64)(row * POOLED + column) * channels;
-            uint4 value = *(const uint4*)(gradient + offset);
-            uint2 chosen = *(const uint2*)(places + offset);
-            add_chosen(sums[0], chosen.x, i * POOL + j, value.x, value.y);
-            add_chosen(sums[1], chosen.y, i * POOL + j, value.z, value.w);
-        }
-    return make_uint4(sums[0][0], sums[0][1], sums[1][0], sums[1][1]);
-#else
-    return make_uint4(0, 0, 0, 0);
-#endif
-}
-
 #if POOLED * POOLED % 8 == 0
-#define TOGETHER 8
-#elif POOLED * POOLED % 2 == 0
-#define TOGETHER 2
+#define TOGETHER 8  // pixels of a planar map that are read or written at once
 #else
 #define TOGETHER 1
 #endif
+#define PLANAR_STAGED (TOGETHER == 8 && SIDE * SIDE <= 128)
 
 DEVICE void copy_some(u16 (&to)[TOGETHER], const u16* from) {
 #if TOGETHER == 8
@@ -149,41 +127,117 @@ DEVICE void copy_some(u16 (&to)[TOGETHER], const u16* from) {
 #pragma unroll
     for (int n = 0; n < 8; ++n) to[n] = (u16)(words[n / 2] >> (n % 2 * 16));
 #else
-#pragma unroll
-    for (int n = 0; n < TOGETHER; ++n) to[n] = from[n];
+    to[0] = from[0];
 #endif
 }
 
-// The gradient of one picture's maps into a tile [tall][wide][spacing] that begins at (top, left) of the map: `channels`
-// of `all`, from channel `skipped` on. With a pool `side_input` has the places; without one the gradient and
-// `side_input`, which is what came out, are planar, (maps, side, side), and ReLU is undone. Zeros outside the map.
-template <int tall, int wide, int spacing, int channels>
-DEVICE void fill_gradient(u16* tile, const u16* gradient, const void* side_input, i64 picture, int all, int skipped,
-                          int top, int left, bool inside) {
-    for (int at = threadIdx.x; at < tall * wide * (channels / 8); at += THREADS) {
+// What a tile of `tall` lines from line `top` on needs of one picture's gradient, copied to shared memory as it is:
+// `channels` of `all`, from channel `skipped` on. With a pool that is lines of the pooled gradient and the places in
+// their windows; without one the gradient and what came out, both planar, (maps, side, side). Planar maps that are large
+// or do not come in pieces of 16 bytes are not copied: `spread_gradient` reads them where they are.
+template <int tall>
+constexpr int lines_staged = (tall - 1) / STRIDE + REACH + 1 < POOLED ? (tall - 1) / STRIDE + REACH + 1 : POOLED;
+template <int tall, int channels>
+constexpr int numbers_staged = POOL ? lines_staged<tall> * POOLED * channels / 2 * 3 : PLANAR_STAGED ? channels * SIDE * SIDE * 2 : 0;
+
+DEVICE int first_line(int top) {
+    int line = (top > 0 ? top : 0) / STRIDE - (REACH - 1);
+    return line > 0 ? line : 0;
+}
+
+template <int tall, int channels>
+DEVICE void stage_gradient(u16* staged, const u16* gradient, const void* side_input, i64 picture, int all, int skipped,
+                           int top, bool inside) {
+#if POOL
+    const int line0 = first_line(top);
+    const i64 begin = (picture * POOLED + line0) * POOLED * all + skipped;
+    const int pixels = lines_staged<tall> * POOLED;
+    for (int at = threadIdx.x; at < pixels * (channels / 8); at += THREADS) {
         int chunk = at % (channels / 8) * 8, pixel = at / (channels / 8);
-        int y = top + pixel / wide, x = left + pixel % wide;
-        bool within = inside && y >= 0 && y < SIDE && x >= 0 && x < SIDE;
-        if (!POOL && within) continue;
-        uint4 value = make_uint4(0, 0, 0, 0);
-        i64 offset = picture * (POOLED * POOLED) * all + skipped + chunk;
-        if (within) value = before_pool(gradient + offset, (const u8*)side_input + offset, y, x, all);
-        *(uint4*)(tile + pixel * spacing + chunk) = value;
+        bool within = inside && line0 + pixel / POOLED < POOLED;
+        copy_16(staged + pixel * channels + chunk, gradient + (within ? begin + (i64)pixel * all + chunk : 0), within);
     }
-    if (POOL || !inside) return;
+    u8* places = (u8*)(staged + pixels * channels);
+    for (int at = threadIdx.x; at < pixels * (channels / 16); at += THREADS) {
+        int chunk = at % (channels / 16) * 16, pixel = at / (channels / 16);
+        bool within = inside && line0 + pixel / POOLED < POOLED;
+        copy_16(places + pixel * channels + chunk, (const u8*)side_input + (within ? begin + (i64)pixel * all + chunk : 0), within);
+    }
+#elif PLANAR_STAGED
+    const i64 begin = inside ? (picture * all + skipped) * (SIDE * SIDE) : 0;
+    for (int at = threadIdx.x; at < channels * SIDE * SIDE / 8; at += THREADS) {
+        copy_16(staged + at * 8, gradient + begin + at * 8, inside);
+        copy_16(staged + channels * SIDE * SIDE + at * 8, (const u16*)side_input + begin + at * 8, inside);
+    }
+#endif
+}
+
+// The gradient before pool and ReLU, from what `stage_gradient` copied, into a tile [tall][wide][spacing] that begins at
+// (top, left) of the map; zeros outside the map.
+template <int tall, int wide, int spacing, int channels>
+DEVICE void spread_gradient(u16* tile, const u16* staged, const u16* gradient, const void* side_input, i64 picture,
+                            int all, int skipped, int top, int left, bool inside) {
+#if POOL
+    // STRIDE x STRIDE pixels share their windows: each window is read once for all of them.
+    const int line0 = first_line(top), blocks = CEIL(wide, STRIDE) + 1;
+    const u8* places = (const u8*)(staged + lines_staged<tall> * POOLED * channels);
+    const int row0 = (top + 4 * STRIDE) / STRIDE - 4, column0 = (left + 4 * STRIDE) / STRIDE - 4;  // rounded down
+    for (int at = threadIdx.x; at < (CEIL(tall, STRIDE) + 1) * blocks * (channels / 8); at += THREADS) {
+        int chunk = at % (channels / 8) * 8, block = at / (channels / 8);
+        int row = row0 + block / blocks, column = column0 + block % blocks;
+        u32 sums[STRIDE][STRIDE][2][2] = {};
+#pragma unroll
+        for (int a = 0; a < REACH; ++a)
+#pragma unroll
+            for (int b = 0; b < REACH; ++b) {
+                bool within = inside && row >= a && row - a < POOLED && column >= b && column - b < POOLED;
+                within = within && row - a >= line0 && row - a < line0 + lines_staged<tall>;
+                int offset = within ? ((row - a - line0) * POOLED + column - b) * channels + chunk : 0;
+                uint4 value = *(const uint4*)(staged + offset);
+                uint2 chosen = *(const uint2*)(places + offset);
+                if (!within) value = make_uint4(0, 0, 0, 0);
+#pragma unroll
+                for (int y = 0; y < STRIDE; ++y)
+#pragma unroll
+                    for (int x = 0; x < STRIDE; ++x) {
+                        if (y + a * STRIDE >= POOL || x + b * STRIDE >= POOL) continue;
+                        int place = (y + a * STRIDE) * POOL + x + b * STRIDE;
+                        add_chosen(sums[y][x][0], chosen.x, place, value.x, value.y);
+                        add_chosen(sums[y][x][1], chosen.y, place, value.z, value.w);
+                    }
+            }
+#pragma unroll
+        for (int y = 0; y < STRIDE; ++y)
+#pragma unroll
+            for (int x = 0; x < STRIDE; ++x) {
+                int line = row * STRIDE + y - top, pixel = column * STRIDE + x - left;
+                if (line < 0 || line >= tall || pixel < 0 || pixel >= wide) continue;
+                u32(&sum)[2][2] = sums[y][x];
+                *(uint4*)(tile + (line * wide + pixel) * spacing + chunk) = make_uint4(sum[0][0], sum[0][1], sum[1][0], sum[1][1]);
+            }
+    }
+#else
+    for (int at = threadIdx.x; at < tall * wide * (channels / 8); at += THREADS) {
+        int chunk = at % (channels / 8) * 8, pixel = at / (channels / 8), y = top + pixel / wide, x = left + pixel % wide;
+        if (!inside || y < 0 || y >= SIDE || x < 0 || x >= SIDE) *(uint4*)(tile + pixel * spacing + chunk) = make_uint4(0, 0, 0, 0);
+    }
+    if (!inside) return;
     const i64 planes = (picture * all + skipped) * (SIDE * SIDE);
+    const u16* values = PLANAR_STAGED ? staged : gradient + planes;
+    const u16* outputs = PLANAR_STAGED ? staged + channels * SIDE * SIDE : (const u16*)side_input + planes;
     for (int at = threadIdx.x; at < channels * (SIDE * SIDE / TOGETHER); at += THREADS) {
         int first = at % (SIDE * SIDE / TOGETHER) * TOGETHER, channel = at / (SIDE * SIDE / TOGETHER);
-        u16 values[TOGETHER], outputs[TOGETHER];
-        copy_some(values, gradient + planes + channel * (SIDE * SIDE) + first);
-        copy_some(outputs, (const u16*)side_input + planes + channel * (SIDE * SIDE) + first);
+        u16 value[TOGETHER], output[TOGETHER];
+        copy_some(value, values + channel * (SIDE * SIDE) + first);
+        copy_some(output, outputs + channel * (SIDE * SIDE) + first);
 #pragma unroll
         for (int n = 0; n < TOGETHER; ++n) {
             int y = (first + n) / SIDE - top, x = (first + n) % SIDE - left;
             if (y >= 0 && y < tall && x >= 0 && x < wide)
-                tile[(y * wide + x) * spacing + channel] = outputs[n] ? values[n] : (u16)0;
+                tile[(y * wide + x) * spacing + channel] = output[n] ? value[n] : (u16)0;
         }
     }
+#endif
 }
 
 // -------------------------------------------------------------------------------- from a tile of results to memory
@@ -370,10 +424,16 @@ NAME(const u16* x, const void* side_input, const uint4* filters, const float* bi
     copies_done();
 #else
     const int top = band * BAND - MARGIN;
+    const int numbers = numbers_staged<TILE_TALL, INPUTS>;
     for (int image = 0; image < IMAGES; ++image)
-        fill_gradient<TILE_TALL, WIDE, SPACING, INPUTS>(tile + image * TILE_TALL * WIDE * SPACING, x, side_input,
-                                                        replica * batch + image0 + image, INPUTS, 0, top, -MARGIN,
-                                                        image0 + image < batch);
+        stage_gradient<TILE_TALL, INPUTS>(results + image * numbers, x, side_input, replica * batch + image0 + image,
+                                          INPUTS, 0, top, image0 + image < batch);
+    copies_done();
+    __syncthreads();
+    for (int image = 0; image < IMAGES; ++image)
+        spread_gradient<TILE_TALL, WIDE, SPACING, INPUTS>(tile + image * TILE_TALL * WIDE * SPACING, results + image * numbers,
+                                                          x, side_input, replica * batch + image0 + image, INPUTS, 0, top,
+                                                          -MARGIN, image0 + image < batch);
 #endif
     __syncthreads();
     const int lane = threadIdx.x % 32;
@@ -402,30 +462,37 @@ NAME(const u16* x, const void* side_input, const uint4* filters, const float* bi
 
 // -------------------------------------------------------------------------------------------- few maps: forward
 
+#if defined(FIRST_FORWARD) || defined(FIRST_GRADIENT)
+#define PICTURE (SIDE * SIDE * INPUTS)
+#define PICTURE_STAGED (PICTURE % 8 == 0 && PICTURE <= 4096)
+
+// Pictures as they are, to shared memory, where they come in pieces of 16 bytes and are not too large.
+DEVICE void stage_pictures(u16* staged, const u16* x, i64 replica, int image0, int batch) {
+    if (!PICTURE_STAGED) return;
+    for (int at = threadIdx.x; at < IMAGES * (PICTURE / 8); at += THREADS) {
+        bool inside = image0 + at / (PICTURE / 8) < batch;
+        copy_16(staged + at * 8, x + (inside ? (replica * batch + image0) * PICTURE + at * 8 : 0), inside);
+    }
+}
+#endif
+
 #ifdef FIRST_FORWARD
 #define ROW_LENGTH (CEIL(WIDE * INPUTS + 16, 2) * 2)
 #define COPY_LENGTH (CEIL(TILE_TALL * ROW_LENGTH + 16, 64) * 64 + 32)  // the second copy is half the banks away
 
-// A window's row, FILTER * INPUTS <= 16 numbers, lies in one piece and is one step of the product. A pair of numbers
-// must begin at an even place, so there is a second copy of the picture one place further on.
+// A window's row, FILTER * INPUTS < 16 numbers, lies in one piece and is one step of the product. A pair of numbers
+// must begin at an even place, so there is a second copy of the picture one place further on. A block takes TURNS times
+// IMAGES pictures; the next ones are on their way while it works.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 first_forward(const u16* x, const uint4* filters, const float* bias, u16* result, u8* places, int batch) {
     SHARED(memory);
     u16* copies = (u16*)memory;
     u16* results = copies + 2 * IMAGES * COPY_LENGTH;
-    const int band = blockIdx.x % BANDS, image0 = blockIdx.x / BANDS * IMAGES, part = blockIdx.z;
+    u16* staged = results + IMAGES * TALL * ACROSS * SPACED;
+    const int band = blockIdx.x % BANDS, picture0 = blockIdx.x / BANDS * IMAGES * TURNS, part = blockIdx.z;
     const i64 replica = blockIdx.y;
     const int top = band * BAND * (POOL ? STRIDE : 1) - MARGIN;
-    for (int at = threadIdx.x; at < IMAGES * COPY_LENGTH; at += THREADS) {
-        int place = at % COPY_LENGTH, image = at / COPY_LENGTH, row = place / ROW_LENGTH, within = place % ROW_LENGTH;
-        int y = top + row, x0 = within / INPUTS - MARGIN, channel = within % INPUTS;
-        bool inside = image0 + image < batch && y >= 0 && y < SIDE && x0 >= 0 && x0 < SIDE;
-        u16 value = inside ? x[(((replica * batch + image0 + image) * SIDE + y) * SIDE + x0) * INPUTS + channel] : (u16)0;
-        u16* even = copies + 2 * image * COPY_LENGTH;
-        even[place] = value;
-        if (place > 0) even[COPY_LENGTH + place - 1] = value;
-        if (place == COPY_LENGTH - 1) even[COPY_LENGTH + place] = 0;
-    }
+    stage_pictures(staged, x, replica, picture0, batch);
     const int lane = threadIdx.x % 32;
     const uint4* own = filters + (replica * OUTPUT_PARTS + part) * (FILTER * 64);
     uint4 rows[FILTER][2];
@@ -434,35 +501,51 @@ first_forward(const u16* x, const uint4* filters, const float* bias, u16* result
         rows[i][0] = load_constant(own + i * 64 + lane);
         rows[i][1] = load_constant(own + i * 64 + 32 + lane);
     }
-    __syncthreads();
-    for (int job = threadIdx.x / 32; job < JOBS; job += WARPS) {
-        int strip = job % STRIPS, line = job / STRIPS % GROUPS * HEIGHT * LINES, image = job / (STRIPS * GROUPS);
-        int g = lane / 4, begin = (strip * LINE + g) * INPUTS, odd = begin & 1;
-        const u16* from = copies + (2 * image + odd) * COPY_LENGTH + line * ROW_LENGTH + begin - odd + lane % 4 * 2;
-        const int below = LINE == 16 ? 8 * INPUTS : ROW_LENGTH;
-        float sums[HEIGHT][4][4] = {};
-#pragma unroll
-        for (int r = 0; r < SPAN; ++r) {
-            const u16* at = from + r * ROW_LENGTH;
-            u32 pixels[4] = {*(const u32*)at, *(const u32*)(at + below), *(const u32*)(at + 8), *(const u32*)(at + below + 8)};
-#pragma unroll
-            for (int i = 0; i < FILTER; ++i) {
-                if (r - i < 0 || (r - i) % LINES || (r - i) / LINES >= HEIGHT) continue;
-                multiply(sums[(r - i) / LINES][0], pixels, rows[i][0].x, rows[i][0].y);
-                multiply(sums[(r - i) / LINES][1], pixels, rows[i][0].z, rows[i][0].w);
-                multiply(sums[(r - i) / LINES][2], pixels, rows[i][1].x, rows[i][1].y);
-                multiply(sums[(r - i) / LINES][3], pixels, rows[i][1].z, rows[i][1].w);
-            }
+    for (int image0 = picture0; image0 < picture0 + IMAGES * TURNS && image0 < batch; image0 += IMAGES) {
+        copies_done();
+        __syncthreads();
+        for (int at = threadIdx.x; at < IMAGES * COPY_LENGTH; at += THREADS) {
+            int place = at % COPY_LENGTH, image = at / COPY_LENGTH, row = place / ROW_LENGTH, within = place % ROW_LENGTH;
+            int y = top + row, x0 = within - MARGIN * INPUTS;
+            bool inside = image0 + image < batch && y >= 0 && y < SIDE && x0 >= 0 && x0 < SIDE * INPUTS;
+            const u16* picture = PICTURE_STAGED ? staged + image * PICTURE : x + (replica * batch + image0 + image) * PICTURE;
+            u16 value = inside ? picture[y * (SIDE * INPUTS) + x0] : (u16)0;
+            u16* even = copies + 2 * image * COPY_LENGTH;
+            even[place] = value;
+            if (place > 0) even[COPY_LENGTH + place - 1] = value;
+            if (place == COPY_LENGTH - 1) even[COPY_LENGTH + place] = 0;
         }
-        add_bias_and_relu(sums, bias + replica * OUTPUTS + part * 32, lane);
-        store_tile(results + ((image * TALL + line) * ACROSS + strip * LINE) * SPACED, sums, lane);
-    }
-    __syncthreads();
+        __syncthreads();
+        if (image0 + IMAGES < picture0 + IMAGES * TURNS) stage_pictures(staged, x, replica, image0 + IMAGES, batch);
+        for (int job = threadIdx.x / 32; job < JOBS; job += WARPS) {
+            int strip = job % STRIPS, line = job / STRIPS % GROUPS * HEIGHT * LINES, image = job / (STRIPS * GROUPS);
+            int g = lane / 4, begin = (strip * LINE + g) * INPUTS, odd = begin & 1;
+            const u16* from = copies + (2 * image + odd) * COPY_LENGTH + line * ROW_LENGTH + begin - odd + lane % 4 * 2;
+            const int below = LINE == 16 ? 8 * INPUTS : ROW_LENGTH;
+            float sums[HEIGHT][4][4] = {};
+#pragma unroll
+            for (int r = 0; r < SPAN; ++r) {
+                const u16* at = from + r * ROW_LENGTH;
+                u32 pixels[4] = {*(const u32*)at, *(const u32*)(at + below), *(const u32*)(at + 8), *(const u32*)(at + below + 8)};
+#pragma unroll
+                for (int i = 0; i < FILTER; ++i) {
+                    if (r - i < 0 || (r - i) % LINES || (r - i) / LINES >= HEIGHT) continue;
+                    multiply(sums[(r - i) / LINES][0], pixels, rows[i][0].x, rows[i][0].y);
+                    multiply(sums[(r - i) / LINES][1], pixels, rows[i][0].z, rows[i][0].w);
+                    multiply(sums[(r - i) / LINES][2], pixels, rows[i][1].x, rows[i][1].y);
+                    multiply(sums[(r - i) / LINES][3], pixels, rows[i][1].z, rows[i][1].w);
+                }
+            }
+            add_bias_and_relu(sums, bias + replica * OUTPUTS + part * 32, lane);
+            store_tile(results + ((image * TALL + line) * ACROSS + strip * LINE) * SPACED, sums, lane);
+        }
+        __syncthreads();
 #if POOL
-    pool(results, result, places, band, image0, batch, replica, part);
+        pool(results, result, places, band, image0, batch, replica, part);
 #else
-    write_planar(results, result, band, image0, batch, replica, part);
+        write_planar(results, result, band, image0, batch, replica, part);
 #endif
+    }
 }
 #endif
 
@@ -479,36 +562,49 @@ first_forward(const u16* x, const uint4* filters, const float* bias, u16* result
 #ifdef FILTER_GRADIENT
 #define X_SPACING 24
 #define X_TALL (BAND + FILTER - 1)
+#define MAPS (IMAGES * X_TALL * WIDE * X_SPACING)
+
+DEVICE void stage_turn(u16* maps, u16* staged, const u16* x, const u16* gradient, const void* side_input, i64 replica,
+                       int image0, int top, int part_in, int part_out, int batch) {
+    for (int at = threadIdx.x; at < IMAGES * X_TALL * WIDE * 2; at += THREADS) {
+        int chunk = at % 2, pixel = at / 2, image = pixel / (X_TALL * WIDE);
+        int y = top - MARGIN + pixel / WIDE % X_TALL, x0 = pixel % WIDE - MARGIN;
+        bool inside = image0 + image < batch && y >= 0 && y < SIDE && x0 >= 0 && x0 < SIDE;
+        i64 offset = inside ? (((replica * batch + image0 + image) * SIDE + y) * SIDE + x0) * INPUTS + part_in * 16 + chunk * 8 : 0;
+        copy_16(maps + pixel * X_SPACING + chunk * 8, x + offset, inside);
+    }
+    for (int image = 0; image < IMAGES; ++image)
+        stage_gradient<BAND, 32>(staged + image * numbers_staged<BAND, 32>, gradient, side_input,
+                                 replica * batch + image0 + image, OUTPUTS, part_out * 32, top, image0 + image < batch);
+}
 
 // Sixteen maps in, 32 maps out; a warp for each column of the filter. Partial sums are
 // (R, groups, parts in, parts out, FILTER, FILTER, 16, 32), and (R, groups, OUTPUTS) for the bias.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 filter_gradient(const u16* x, const u16* gradient, const void* side_input, float* partial, float* bias_partial, int batch) {
     SHARED(memory);
-    u16* maps = (u16*)memory;                                       // [IMAGES][X_TALL][WIDE][X_SPACING]
-    u16* back = maps + IMAGES * X_TALL * WIDE * X_SPACING;          // [IMAGES][BAND][ACROSS][SPACED]
-    const int lane = threadIdx.x % 32, column = threadIdx.x / 32;
-    const int part_in = blockIdx.z % STEPS, part_out = blockIdx.z / STEPS;
+    u16* maps = (u16*)memory;                                       // two of [IMAGES][X_TALL][WIDE][X_SPACING], in turn
+    u16* back = maps + 2 * MAPS;                                    // [IMAGES][BAND][ACROSS][SPACED]
+    u16* staged = back + IMAGES * BAND * ACROSS * SPACED;
+    const int lane = threadIdx.x % 32, column = threadIdx.x / 32, turns = GROUP / IMAGES * MAP_BANDS;
+    const int part_in = blockIdx.z % STEPS, part_out = blockIdx.z / STEPS, picture0 = blockIdx.x * GROUP;
     const i64 replica = blockIdx.y;
     float sums[FILTER][4][4] = {};
     float bias_sums[2] = {0, 0};
-    for (int turn = 0; turn < GROUP / IMAGES * MAP_BANDS; ++turn) {
-        const int image0 = blockIdx.x * GROUP + turn / MAP_BANDS * IMAGES, top = turn % MAP_BANDS * BAND;
+    stage_turn(maps, staged, x, gradient, side_input, replica, picture0, 0, part_in, part_out, batch);
+    for (int turn = 0; turn < turns; ++turn, maps = turn % 2 ? maps + MAPS : maps - MAPS) {
+        const int image0 = picture0 + turn / MAP_BANDS * IMAGES, top = turn % MAP_BANDS * BAND;
         if (image0 >= batch) break;
-        if (turn) __syncthreads();
-        for (int at = threadIdx.x; at < IMAGES * X_TALL * WIDE * 2; at += THREADS) {
-            int chunk = at % 2, pixel = at / 2, image = pixel / (X_TALL * WIDE);
-            int y = top - MARGIN + pixel / WIDE % X_TALL, x0 = pixel % WIDE - MARGIN;
-            bool inside = image0 + image < batch && y >= 0 && y < SIDE && x0 >= 0 && x0 < SIDE;
-            i64 offset = inside ? (((replica * batch + image0 + image) * SIDE + y) * SIDE + x0) * INPUTS + part_in * 16 + chunk * 8 : 0;
-            copy_16(maps + pixel * X_SPACING + chunk * 8, x + offset, inside);
-        }
-        for (int image = 0; image < IMAGES; ++image)
-            fill_gradient<BAND, ACROSS, SPACED, 32>(back + image * BAND * ACROSS * SPACED, gradient,
-                                                             side_input, replica * batch + image0 + image, OUTPUTS,
-                                                             part_out * 32, top, 0, image0 + image < batch);
         copies_done();
         __syncthreads();
+        for (int image = 0; image < IMAGES; ++image)
+            spread_gradient<BAND, ACROSS, SPACED, 32>(back + image * BAND * ACROSS * SPACED, staged + image * numbers_staged<BAND, 32>,
+                                                      gradient, side_input, replica * batch + image0 + image, OUTPUTS,
+                                                      part_out * 32, top, 0, image0 + image < batch);
+        __syncthreads();
+        if (turn + 1 < turns)
+            stage_turn(turn % 2 ? maps - MAPS : maps + MAPS, staged, x, gradient, side_input, replica,
+                       picture0 + (turn + 1) / MAP_BANDS * IMAGES, (turn + 1) % MAP_BANDS * BAND, part_in, part_out, batch);
         if (part_in == 0)
             for (int pixel = threadIdx.x / 16; pixel < IMAGES * BAND * ACROSS; pixel += THREADS / 16) {
                 u32 both = *(const u32*)(back + pixel * SPACED + threadIdx.x % 16 * 2);
@@ -580,24 +676,36 @@ first_gradient(const u16* x, const u16* gradient, const void* side_input, float*
     SHARED(memory);
     u16* planes = (u16*)memory;  // [2 copies][INPUTS][TALL_X][WIDE], the second one place further on
     u16* back = planes + CEIL(2 * OTHER_PLANE, 8) * 8;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part_out = blockIdx.z;
+    u16* staged = back + BAND * ACROSS * SPACED;
+    u16* staged_picture = staged + numbers_staged<BAND, 32>;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part_out = blockIdx.z, picture0 = blockIdx.x * GROUP;
     const i64 replica = blockIdx.y;
     float sums[FILTER][2][2][4] = {};
     for (int at = threadIdx.x; at < CEIL(2 * OTHER_PLANE, 8); at += THREADS) ((uint4*)planes)[at] = make_uint4(0, 0, 0, 0);
+    stage_pictures(staged_picture, x, replica, picture0, batch);
+    stage_gradient<BAND, 32>(staged, gradient, side_input, replica * batch + picture0, OUTPUTS, part_out * 32, 0, true);
     for (int turn = 0; turn < GROUP * MAP_BANDS; ++turn) {
-        const int image = blockIdx.x * GROUP + turn / MAP_BANDS, top = turn % MAP_BANDS * BAND;
+        const int image = picture0 + turn / MAP_BANDS, top = turn % MAP_BANDS * BAND;
         if (image >= batch) break;
+        copies_done();
         __syncthreads();
+        const u16* picture = PICTURE_STAGED ? staged_picture : x + (replica * batch + image) * PICTURE;
         for (int at = threadIdx.x; at < TALL_X * WIDE * INPUTS; at += THREADS) {
             int channel = at % INPUTS, pixel = at / INPUTS, y = top - MARGIN + pixel / WIDE, x0 = pixel % WIDE - MARGIN;
             bool inside = y >= 0 && y < SIDE && x0 >= 0 && x0 < SIDE;
-            u16 value = inside ? x[(((replica * batch + image) * SIDE + y) * SIDE + x0) * INPUTS + channel] : (u16)0;
+            u16 value = inside ? picture[(y * SIDE + x0) * INPUTS + channel] : (u16)0;
             planes[channel * PLANE + pixel] = value;
             if (pixel) planes[OTHER_PLANE + channel * PLANE + pixel - 1] = value;
         }
-        fill_gradient<BAND, ACROSS, SPACED, 32>(back, gradient, side_input, replica * batch + image, OUTPUTS,
-                                                         part_out * 32, top, 0, true);
+        spread_gradient<BAND, ACROSS, SPACED, 32>(back, staged, gradient, side_input, replica * batch + image, OUTPUTS,
+                                                  part_out * 32, top, 0, true);
         __syncthreads();
+        const int next = picture0 + (turn + 1) / MAP_BANDS, next_top = (turn + 1) % MAP_BANDS * BAND;
+        if (turn + 1 < GROUP * MAP_BANDS) {
+            if (next != image) stage_pictures(staged_picture, x, replica, next, batch);
+            stage_gradient<BAND, 32>(staged, gradient, side_input, replica * batch + next, OUTPUTS, part_out * 32, next_top,
+                                     next < batch);
+        }
         for (int job = warp; job < STRIPS * MAP_GROUPS; job += WARPS) {
             const int strip = job % STRIPS, line = job / STRIPS * LINES * HEIGHT;
             const int in8 = lane % 8, first = lane / 8 % 2, second = lane / 16, p = second * 8 + in8;

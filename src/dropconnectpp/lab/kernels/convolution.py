@@ -23,8 +23,10 @@ from dropconnectpp.lab.protocol import Architecture, pooled_side
 
 GROUP = 8
 """Pictures whose filter gradients one block adds up: the order of the sums, so it depends on nothing."""
-SHARED_BYTES = 101_376
-"""Shared memory of a block at most: what every card since 2020 has, and two blocks then share a large one."""
+TURNS = 2
+"""Groups of pictures that one block of the first layer takes one after the other."""
+SHARED_BYTES = 113_152
+"""Shared memory of a block at most: two blocks then share a multiprocessor of a large card. Small cards have less."""
 
 
 @dataclass(frozen=True)
@@ -116,31 +118,45 @@ class _Tiles:
         return self.strips * self.line
 
 
+def _staged(layer: Layer, tall: int, channels: int) -> int:
+    """16-bit numbers of one picture's gradient that a tile of so many lines needs, as it comes."""
+    if layer.pool:
+        lines = min(layer.pooled, (tall - 1) // layer.stride + _ceil(layer.pool, layer.stride) + 1)
+        return lines * layer.pooled * channels // 2 * 3
+    return channels * layer.side**2 * 2 if layer.side**2 % 8 == 0 and layer.side**2 <= 128 else 0
+
+
+def _staged_picture(layer: Layer) -> int:
+    picture = layer.side**2 * layer.inputs
+    return picture if picture % 8 == 0 and picture <= 4096 else 0
+
+
 def _launch(name: str, layer: Layer, purpose: tuple[str, ...], **sizes: int) -> Launch:
     launching = {key: sizes.pop(key) for key in ("shared", "bands", "parts") if key in sizes}
     settings = {
         "SIDE": layer.side, "INPUTS": layer.inputs, "OUTPUTS": layer.outputs, "FILTER": layer.filter,
         "POOL": layer.pool, "STRIDE": layer.stride, "POOLED": layer.pooled,
-        "BAND": 1, "IMAGES": 1, "WARPS": 8, "RESIDENT": 1, "HEIGHT": 1, "GROUP": GROUP,
+        "BAND": 1, "IMAGES": 1, "WARPS": 8, "RESIDENT": 1, "HEIGHT": 1, "TURNS": 1, "GROUP": GROUP,
         **sizes, **dict.fromkeys(purpose, 1),
     }  # fmt: skip
-    images = GROUP if "gradient" in name and name != "input_gradient" else settings["IMAGES"]
+    filters = name in ("filter_gradient", "first_gradient")
+    images = GROUP if filters else settings["IMAGES"] * settings["TURNS"]
     return Launch(name, tuple(settings.items()), 32 * settings["WARPS"], images=images, **launching)
 
 
 @cache
-def forward_launch(layer: Layer) -> Launch:
+def forward_launch(layer: Layer, limit: int = SHARED_BYTES) -> Launch:
     """relu(pool(x * filters + bias)): `first_forward` for pictures, `forward` for maps."""
-    return _product_launch("first_forward" if layer.first else "forward", layer, layer.pool)
+    return _product_launch("first_forward" if layer.first else "forward", layer, layer.pool, limit)
 
 
 @cache
-def input_launch(layer: Layer) -> Launch:
+def input_launch(layer: Layer, limit: int = SHARED_BYTES) -> Launch:
     """The gradient of what came in, from that of what came out."""
-    return _product_launch("input_gradient", layer.turned(), 0)
+    return _product_launch("input_gradient", layer.turned(), 0, limit)
 
 
-def _product_launch(name: str, layer: Layer, pool: int) -> Launch:
+def _product_launch(name: str, layer: Layer, pool: int, limit: int) -> Launch:
     tiles, height = _Tiles.of(layer), 4
     whole = layer.pooled if pool else layer.side
     for band in range(whole, 0, -1):
@@ -149,59 +165,64 @@ def _product_launch(name: str, layer: Layer, pool: int) -> Launch:
         tall = groups * height * tiles.lines
         images = max(1, 4 // (tiles.strips * groups))
         while True:
+            results = tall * tiles.across * 40
             if name == "first_forward":
                 row = _ceil(tiles.wide * layer.inputs + 16, 2) * 2
-                numbers = 2 * (_ceil((tall + layer.filter - 1) * row + 16, 64) * 64 + 32)
+                copies = 2 * (_ceil((tall + layer.filter - 1) * row + 16, 64) * 64 + 32)
+                numbers = copies + results + _staged_picture(layer)
             else:
-                numbers = (tall + layer.filter - 1) * tiles.wide * (layer.inputs + 8)
-            shared = 2 * images * (numbers + tall * tiles.across * 40)
-            if shared <= SHARED_BYTES or images == 1:
+                lines = tall + layer.filter - 1
+                staged = _staged(layer, lines, layer.inputs) if name == "input_gradient" else 0
+                numbers = lines * tiles.wide * (layer.inputs + 8) + max(results, staged)
+            shared = 2 * images * numbers
+            if shared <= limit or images == 1:
                 break
             images //= 2
-        if shared <= SHARED_BYTES:
+        if shared <= limit:
             break
     jobs = images * tiles.strips * groups
     warps = min(jobs, 8)
     return _launch(
         name, layer, (name.upper(),), BAND=band, IMAGES=images, WARPS=warps, HEIGHT=height,
-        RESIDENT=2 if warps > 4 or shared > 75_000 else 3,
+        TURNS=TURNS if name == "first_forward" else 1, RESIDENT=2 if warps > 4 or shared > 75_000 else 3,
         shared=shared, bands=_ceil(whole, band), parts=layer.outputs // 32,
     )  # fmt: skip
 
 
 @cache
-def filter_launch(layer: Layer) -> Launch:
+def filter_launch(layer: Layer, limit: int = SHARED_BYTES) -> Launch:
     """Partial sums of the gradients of filters and bias."""
-    return _first_gradient_launch(layer) if layer.first else _filter_gradient_launch(layer)
+    return (_first_gradient_launch if layer.first else _filter_gradient_launch)(layer, limit)
 
 
-def _first_gradient_launch(layer: Layer) -> Launch:
+def _first_gradient_launch(layer: Layer, limit: int) -> Launch:
     tiles = _Tiles.of(layer)
-    band = min(16, _ceil(layer.side, 8) * 8)
-    while True:
+    for height in (8 // tiles.lines, 4 // tiles.lines, 2 // tiles.lines):
+        band = min(2 * height * tiles.lines, _ceil(layer.side, height * tiles.lines) * height * tiles.lines)
         plane = _ceil((band + layer.filter - 1) * tiles.wide + 8, 64) * 64 + 10
         other = layer.inputs * plane + (32 - layer.inputs * plane % 64 + 64) % 64
-        shared = 2 * (_ceil(2 * other, 8) * 8 + band * tiles.across * 40)
-        if shared <= SHARED_BYTES or band == 8:
+        tile = _ceil(2 * other, 8) * 8 + band * tiles.across * 40
+        shared = 2 * (tile + _staged(layer, band, 32) + _staged_picture(layer))
+        if shared <= limit:
             break
-        band = 8
     return _launch(
-        "first_gradient", layer, ("FIRST_GRADIENT",), BAND=band, HEIGHT=8 // tiles.lines, RESIDENT=3,
-        WARPS=min(4, tiles.strips * band // 8), shared=max(shared, 4 * layer.filter * 32 * 16),
+        "first_gradient", layer, ("FIRST_GRADIENT",), BAND=band, HEIGHT=height, RESIDENT=3,
+        WARPS=min(4, tiles.strips * band // (height * tiles.lines)), shared=max(shared, 4 * layer.filter * 32 * 16),
         parts=layer.outputs // 32,
     )  # fmt: skip
 
 
-def _filter_gradient_launch(layer: Layer) -> Launch:
+def _filter_gradient_launch(layer: Layer, limit: int) -> Launch:
     tiles = _Tiles.of(layer)
-    height = min(16, _ceil(layer.side, 4) * 4) // tiles.lines
+    height, images = min(16, _ceil(layer.side, 4) * 4) // tiles.lines, 0
     while True:
         band = height * tiles.lines
-        images = min(GROUP, max(1, 256 // (band * tiles.across)))
-        shared = 2 * images * ((band + layer.filter - 1) * tiles.wide * 24 + band * tiles.across * 40)
-        if shared <= SHARED_BYTES or height == 2:
+        images = images or min(GROUP, max(1, 256 // (band * tiles.across)))
+        maps = 2 * (band + layer.filter - 1) * tiles.wide * 24
+        shared = 2 * images * (maps + band * tiles.across * 40 + _staged(layer, band, 32))
+        if shared <= limit or height == 1:
             break
-        height //= 2
+        images, height = (images // 2, height) if images > 1 else (images, height // 2)
     return _launch(
         "filter_gradient", layer, ("FILTER_GRADIENT",), BAND=band, IMAGES=images, HEIGHT=height, WARPS=layer.filter,
         RESIDENT=2, shared=shared, parts=layer.inputs // 16 * (layer.outputs // 32),
@@ -251,6 +272,13 @@ def _kernel(launch: Launch, device: int) -> Any:
         kernel = torch.cuda._compile_kernel(source(), launch.name, nvcc_options=options)
         kernel.set_shared_memory_config(launch.shared)
     return kernel
+
+
+@cache
+def _limit(device: int) -> int:
+    """Shared memory that a block may have on a card."""
+    properties = torch.cuda.get_device_properties(device)
+    return min(SHARED_BYTES, getattr(properties, "shared_memory_per_block_optin", 49_152))
 
 
 @cache
@@ -305,7 +333,7 @@ def forward(layer: Layer, x: Tensor, filters: Tensor, bias: Tensor) -> Passed:
     shape = (layer.pooled, layer.pooled, layer.outputs) if layer.pool else (layer.outputs, layer.side, layer.side)
     y = torch.empty((replicas, batch, *shape), dtype=torch.bfloat16, device=x.device)
     places = torch.empty(y.shape if layer.pool else (0,), dtype=torch.uint8, device=x.device)
-    launch = forward_launch(layer)
+    launch = forward_launch(layer, _limit(x.device.index))
     rest = [_arranged(layer, filters), bias, y, places, batch]
     _start(launch, (launch.blocks(batch), replicas, launch.parts), [x, *rest] if layer.first else [x, x, *rest])
     return Passed(x, y, places)
@@ -320,7 +348,8 @@ def backward(layer: Layer, passed: Passed, gradient: Tensor, filters: Tensor) ->
     device = gradient.device
     partial = torch.empty((replicas, groups, count), device=device)
     by_filters, by_bias = torch.empty_like(filters), torch.empty((replicas, layer.outputs), device=device)
-    launch = filter_launch(layer)
+    limit = _limit(device.index)
+    launch = filter_launch(layer, limit)
     grid = (groups, replicas, launch.parts)
     if layer.first:
         _start(launch, grid, [passed.x, gradient, side_input, partial, batch])
@@ -334,7 +363,7 @@ def backward(layer: Layer, passed: Passed, gradient: Tensor, filters: Tensor) ->
     if layer.first:
         return None, by_filters, by_bias
     by_x = torch.empty_like(passed.x)
-    launch = input_launch(layer)
+    launch = input_launch(layer, limit)
     turned = _arranged(layer, filters, turned=True)
     _start(
         launch,

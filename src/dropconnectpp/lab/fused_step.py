@@ -1,0 +1,97 @@
+"""The training step of a stack through kernels that draw masks, send gradients back and update weights in one pass.
+
+`training` defines what a step is and takes all steps that this one does not cover; both give the same networks, to
+rounding. Here no gradient of the dense layer's weights goes to memory. Shapes: R replicas, B batch, I inputs, O units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dropconnectpp.lab.convolutions import features
+from dropconnectpp.lab.kernels.layer import Adagrad, LearnedGate, gated_product, gated_product_backward_
+from dropconnectpp.lab.network import linear, log_likelihoods
+
+if TYPE_CHECKING:
+    from dropconnectpp.lab.training import Segment, Stack
+
+WEIGHT = "dense.weight"
+
+
+def covers(stack: Stack) -> bool:
+    """Whether every segment's masks can be drawn by the kernels, which take bf16 inputs."""
+    count = len(stack.examples.rows)
+    mixed = stack.device.type == "cuda" and stack.input_dtype == torch.bfloat16
+    return mixed and all(s.regulariser.gate(count) is not None for s in stack.segments)
+
+
+def take(stack: Stack, images: Tensor, labels: Tensor) -> Tensor:
+    """One step on a batch: (R, B, C, H, W) and (R, B). Updates all that is trained; mean log-likelihoods (R,)."""
+    with torch.enable_grad():
+        filters = {n: v.requires_grad_() for n, v in stack.parameters.items() if n.startswith("conv")}
+        inputs = features(images, stack.parameters, stack.shape.architecture)
+    found: dict[str, list[Tensor]] = {}
+    rewards, by_inputs = [], []
+    for number, segment in enumerate(stack.segments):
+        reward, by_input, own = _segment_step(stack, number, segment, inputs.detach(), labels[segment.rows])
+        rewards.append(reward)
+        by_inputs.append(by_input)
+        for name, value in own.items():
+            found.setdefault(name, []).append(value)
+    gradients = {name: _joined(values) for name, values in found.items()}
+    back = torch.autograd.grad(inputs, list(filters.values()), _joined(by_inputs))
+    stack.update({**gradients, **dict(zip(filters, back, strict=True))})
+    return _joined(rewards)
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    """What the segments have, one after the other."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _segment_step(
+    stack: Stack, number: int, segment: Segment, inputs: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Rewards, the gradient of the inputs, and the gradients of bias, output layer and the bias's gate, by name."""
+    regulariser, rows, count = segment.regulariser, segment.rows, len(stack.examples.rows)
+    x, weight = inputs[rows], stack.parameters[WEIGHT].detach()[rows]
+    gate = regulariser.gate(count)
+    assert gate is not None
+    product = gated_product(x, weight, gate, regulariser.replicas, stack.step)
+    own = {f"segment{number}.{n}": v for n, v in regulariser.parameters.items() if n.startswith("bias")}
+    shared = {n: stack.parameters[n].detach()[rows] for n in ("dense.bias", "output.weight", "output.bias")}
+    leaves = {n: v.requires_grad_() for n, v in {**shared, **own, "product": product}.items()}
+    with torch.enable_grad():
+        bias = regulariser.gated_bias(leaves["dense.bias"], stack.step)
+        hidden = regulariser.activation(product + bias.unsqueeze(1), stack.step, 0)
+        logits = linear(hidden, leaves["output.weight"], leaves["output.bias"])
+        reward = log_likelihoods(logits, labels).mean(1)
+        values = torch.autograd.grad(-reward.sum(), list(leaves.values()), allow_unused=True)
+    found = {n: v for n, v in zip(leaves, values, strict=True) if v is not None}
+    mean_reward = None
+    if regulariser.needs_mean_network:
+        mean_reward = log_likelihoods(stack.predict_segment(segment, x.to(stack.dtype)), labels).mean(1)
+    with torch.no_grad():
+        coefficient = regulariser.coefficient(reward.detach(), mean_reward)
+        if isinstance(gate, LearnedGate):
+            gate = replace(gate, coefficient=coefficient)
+        by_input, squared = gated_product_backward_(
+            x, found.pop("product"), weight, gate, regulariser.replicas, stack.step, _adagrad(stack, number, segment)
+        )
+        for name, value in regulariser.bias_gradients(coefficient, reward.detach(), squared, count).items():
+            key = f"segment{number}.{name}"
+            found[key] = found[key] + value if key in found else value
+    return reward.detach(), by_input, found
+
+
+def _adagrad(stack: Stack, number: int, segment: Segment) -> Adagrad:
+    settings, prefix = stack.protocol.training, f"segment{number}.weight_"
+    own = {n.removeprefix(prefix): v for n, v in stack.accumulators.items() if n.startswith(prefix)}
+    sizes = stack.step_sizes[segment.rows]
+    gate_sizes = sizes * segment.regulariser.method.logit_step if own else None
+    total = stack.accumulators[WEIGHT][segment.rows]
+    return Adagrad(total, sizes, settings.epsilon, settings.epsilon_inside, gate_sizes=gate_sizes, **own)

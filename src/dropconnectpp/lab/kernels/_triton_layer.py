@@ -1,0 +1,431 @@
+"""The Triton kernels behind `layer`: imported only where Triton is installed.
+
+GATE is 0 for open, 1 for a fixed rate, 2 for learned gates by the score, 3 for learned gates straight through.
+COMPILED is off in the interpreter, which has no libdevice and no products of bfloat16. Sizes are constants: with
+them a kernel needs a third fewer registers.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+# Without annotations: the compiler takes every one for a name that the kernel uses.
+@triton.jit  # type: ignore[untyped-decorator]
+def multiply(a, b, total, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """total + a b of bfloat16 operands, added up in float32."""
+    return tl.dot(a, b, total) if COMPILED else tl.dot(a.to(tl.float32), b.to(tl.float32), total)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def keep_of(logit, COMPILED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """pi~ as torch's own sigmoid has it on this device: masks need it to the last bit."""
+    power = libdevice.exp(-logit) if COMPILED else tl.exp(-logit)
+    return tl.div_rn(1.0, 1.0 + power)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def noise_of(  # type: ignore[no-untyped-def]
+    seed,
+    step,
+    replica,
+    first_o,
+    first_i,
+    WIDTH: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
+    """The stream's uniform numbers of a tile of synapses."""
+    rows = first_o + tl.arange(0, BLOCK_O)
+    if WIDTH % 4 == 0:  # one block of words serves four neighbours
+        blocks = rows[:, None] * (WIDTH // 4) + (first_i // 4 + tl.arange(0, BLOCK_I // 4))[None, :]
+        zero = blocks * 0
+        w0, w1, w2, w3 = tl.philox(seed, blocks, zero, zero + step, zero + replica)
+        words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
+    else:
+        elements = rows[:, None] * WIDTH + (first_i + tl.arange(0, BLOCK_I))[None, :]
+        zero = elements * 0
+        w0, w1, w2, w3 = tl.philox(seed, elements // 4, zero, zero + step, zero + replica)
+        place = elements % 4
+        words = tl.where(place < 2, tl.where(place == 0, w0, w1), tl.where(place == 2, w2, w3))
+    # The top bit must not be taken for a sign.
+    return (words.to(tl.uint32, bitcast=True) >> 8).to(tl.float32) * (1.0 / 16777216.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def product_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    weight_ptr,
+    logit_ptr,
+    keep_ptr,
+    replica_ptr,
+    step_ptr,
+    result_ptr,
+    seed,
+    stack,
+    BATCH: tl.constexpr,
+    UNITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LENGTH: tl.constexpr,
+    GATE: tl.constexpr,
+    COMPILED: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
+    """x (W z)^T over LENGTH inputs: a partial sum, result is (splits, R, B, O).
+
+    The grid's first axis is tiles of units, then of the batch, the second splits, the third replicas.
+    """
+    tiles = tl.cdiv(UNITS, BLOCK_O)
+    first_o = (tl.program_id(0) % tiles) * BLOCK_O
+    split, row = tl.program_id(1), tl.program_id(2)
+    rows = first_o + tl.arange(0, BLOCK_O)
+    examples = (tl.program_id(0) // tiles) * BLOCK_B + tl.arange(0, BLOCK_B)
+    base = row.to(tl.int64) * UNITS * WIDTH
+    x_base = row.to(tl.int64) * BATCH * WIDTH
+    if GATE > 0:
+        replica = tl.load(replica_ptr + row).to(tl.int32)
+        step = tl.load(step_ptr).to(tl.int32)
+    if GATE == 1:
+        rate = tl.load(keep_ptr + row)
+    total = tl.zeros((BLOCK_B, BLOCK_O), tl.float32)
+    first = split * LENGTH
+    for first_i in range(first, tl.minimum(first + LENGTH, WIDTH), BLOCK_I):
+        columns = first_i + tl.arange(0, BLOCK_I)
+        inside = (rows[:, None] < UNITS) & (columns[None, :] < WIDTH)
+        places = rows[:, None] * WIDTH + columns[None, :]
+        x = tl.load(
+            x_ptr + x_base + (examples[:, None] * WIDTH + columns[None, :]),
+            mask=(examples[:, None] < BATCH) & (columns[None, :] < WIDTH),
+            other=0.0,
+        )
+        weight = tl.load(weight_ptr + base + places, mask=inside, other=0.0)
+        if GATE > 1:
+            logit = tl.load(logit_ptr + base + places, mask=inside, other=0.0)
+        if GATE > 0:
+            keep = rate if GATE == 1 else keep_of(logit, COMPILED)
+            noise = noise_of(seed, step, replica, first_o, first_i, WIDTH, BLOCK_O, BLOCK_I)
+            weight = tl.where(noise < keep, weight, 0.0)
+        total = multiply(x, tl.trans(weight.to(tl.bfloat16)), total, COMPILED)
+    result_base = (split.to(tl.int64) * stack + row) * BATCH * UNITS
+    tl.store(
+        result_ptr + result_base + (examples[:, None] * UNITS + rows[None, :]),
+        total,
+        mask=(examples[:, None] < BATCH) & (rows[None, :] < UNITS),
+    )
+
+
+# -------------------------------------------------------------------------------------- slopes of the KL
+
+
+@triton.jit
+def uniform_slope(logit, small, large, decay, s5, s4, s3, s2, s1, s0):  # type: ignore[no-untyped-def]
+    """dKL/dlogit for alpha = beta = 1 at the best q(pi); s is `functional.SLOPE_POLYNOMIAL`."""
+    size = tl.abs(logit)
+    # tanh(size / 2): by its odd series where 1 - decay would lose digits.
+    half = 0.5 * size
+    square = half * half
+    series = half * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0 - square * (17.0 / 315.0))))
+    t = tl.where(size < 0.25, series, (1.0 - decay) * large)
+    s = t * t
+    slope = size - t * (((((s5 * s + s4) * s + s3) * s + s2) * s + s1) * s + s0)
+    return tl.where(logit < 0, -slope, slope) * small * large
+
+
+@triton.jit
+def softplus(raw):  # type: ignore[no-untyped-def]
+    """log(1 + e^raw), to full relative precision: log(1 + d) = 2 artanh(d / (2 + d)) by its series."""
+    decay = tl.exp(-tl.abs(raw))
+    t = decay / (2.0 + decay)
+    s = t * t
+    series = 1.0 / 11.0 + s * (1.0 / 13.0 + s * (1.0 / 15.0))
+    series = 1.0 + s * (1.0 / 3.0 + s * (1.0 / 5.0 + s * (1.0 / 7.0 + s * (1.0 / 9.0 + s * series))))
+    return tl.maximum(raw, 0.0) + 2.0 * t * series
+
+
+@triton.jit
+def polygammas(x):  # type: ignore[no-untyped-def]
+    """psi(x) and psi'(x) for x > 0: four steps of the recurrence, then the asymptotic series."""
+    r0, r1, r2, r3 = 1.0 / x, 1.0 / (x + 1.0), 1.0 / (x + 2.0), 1.0 / (x + 3.0)
+    r = 1.0 / (x + 4.0)
+    s = r * r
+    digamma = s * (1.0 / 12.0 - s * (1.0 / 120.0 - s * (1.0 / 252.0 - s * (1.0 / 240.0 - s * (1.0 / 132.0)))))
+    digamma = tl.log(x + 4.0) - 0.5 * r - digamma - ((r3 + r2) + (r1 + r0))
+    trigamma = 1.0 / 6.0 - s * (1.0 / 30.0 - s * (1.0 / 42.0 - s * (1.0 / 30.0 - s * (5.0 / 66.0))))
+    trigamma = r + 0.5 * s + r * s * trigamma + ((r3 * r3 + r2 * r2) + (r1 * r1 + r0 * r0))
+    return digamma, trigamma
+
+
+# ------------------------------------------------------------------------------------------- backward
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def adagrad_step(  # type: ignore[no-untyped-def]
+    value_ptr, sum_ptr, base, places, inside, value, total, gradient, size, epsilon, INSIDE: tl.constexpr
+):
+    """sum += g^2; value -= step g / sqrt(sum + epsilon), or with epsilon outside the root; stores both."""
+    total += gradient * gradient
+    root = tl.sqrt_rn(total + epsilon) if INSIDE else tl.sqrt_rn(total) + epsilon
+    tl.store(sum_ptr + base + places, total, mask=inside)
+    tl.store(value_ptr + base + places, value - size * tl.div_rn(gradient, root), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def gate_step(  # type: ignore[no-untyped-def]
+    logit_ptr,
+    logit_sum_ptr,
+    alpha_ptr,
+    alpha_sum_ptr,
+    beta_ptr,
+    beta_sum_ptr,
+    base,
+    places,
+    inside,
+    logit,
+    logit_sum,
+    keep,
+    likelihood,
+    kl_scale,
+    prior_alpha,
+    prior_beta,
+    size,
+    epsilon,
+    s5,
+    s4,
+    s3,
+    s2,
+    s1,
+    s0,
+    GATE: tl.constexpr,
+    HYPER: tl.constexpr,
+    INSIDE: tl.constexpr,
+):
+    """Adagrad on the logit and, for HYPER, on raw alpha and beta: the KL's slopes and the likelihood's.
+
+    ``likelihood`` is the gradient by the logit for the score, by the gate for straight through.
+    """
+    decay = tl.exp(-tl.abs(logit))
+    large = 1.0 / (1.0 + decay)
+    small = decay * large
+    if HYPER:
+        raw_alpha = tl.load(alpha_ptr + base + places, mask=inside, other=0.0)
+        raw_beta = tl.load(beta_ptr + base + places, mask=inside, other=0.0)
+        alpha_sum = tl.load(alpha_sum_ptr + base + places, mask=inside, other=1.0)
+        beta_sum = tl.load(beta_sum_ptr + base + places, mask=inside, other=1.0)
+        alpha, beta = softplus(raw_alpha), softplus(raw_beta)
+        psi_alpha, curve_alpha = polygammas(alpha)
+        psi_beta, curve_beta = polygammas(beta)
+        _, curve_total = polygammas(alpha + beta)
+        excess_alpha = alpha - prior_alpha - keep
+        excess_beta = beta - prior_beta - tl.where(logit < 0, large, small)
+        shared = (excess_alpha + excess_beta) * curve_total
+        slope = small * large * (logit - (psi_alpha - psi_beta))
+        by_alpha = kl_scale * (excess_alpha * curve_alpha - shared) / (1.0 + tl.exp(-raw_alpha))
+        by_beta = kl_scale * (excess_beta * curve_beta - shared) / (1.0 + tl.exp(-raw_beta))
+        adagrad_step(
+            alpha_ptr, alpha_sum_ptr, base, places, inside, raw_alpha, alpha_sum, by_alpha, size, epsilon, INSIDE
+        )
+        adagrad_step(beta_ptr, beta_sum_ptr, base, places, inside, raw_beta, beta_sum, by_beta, size, epsilon, INSIDE)
+    else:
+        slope = uniform_slope(logit, small, large, decay, s5, s4, s3, s2, s1, s0)
+    if GATE == 3:
+        likelihood *= small * large
+    by_logit = kl_scale * slope + likelihood
+    adagrad_step(logit_ptr, logit_sum_ptr, base, places, inside, logit, logit_sum, by_logit, size, epsilon, INSIDE)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def backward_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    by_output_ptr,
+    by_x_ptr,
+    weight_ptr,
+    weight_sum_ptr,
+    logit_ptr,
+    logit_sum_ptr,
+    alpha_ptr,
+    alpha_sum_ptr,
+    beta_ptr,
+    beta_sum_ptr,
+    keep_ptr,
+    coefficient_ptr,
+    size_ptr,
+    gate_size_ptr,
+    partial_ptr,
+    replica_ptr,
+    step_ptr,
+    seed,
+    kl_scale,
+    prior_alpha,
+    prior_beta,
+    epsilon,
+    s5,
+    s4,
+    s3,
+    s2,
+    s1,
+    s0,
+    tiles,
+    BATCH: tl.constexpr,
+    UNITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GATE: tl.constexpr,
+    HYPER: tl.constexpr,
+    INSIDE: tl.constexpr,
+    BY_X: tl.constexpr,
+    UPDATE: tl.constexpr,
+    COMPILED: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+):
+    """by_x = G (W z) where BY_X, and where UPDATE a step of Adagrad on all that the product G^T x gives a gradient.
+
+    The grid is tiles of inputs, replicas, and tiles of the batch for BY_X alone. Both at once need one tile of the
+    batch; UPDATE alone loops over tiles of the batch.
+    """
+    tile, row = tl.program_id(0), tl.program_id(1)
+    examples = tl.program_id(2) * BLOCK_B + tl.arange(0, BLOCK_B)
+    first_i = tile * BLOCK_I
+    columns = first_i + tl.arange(0, BLOCK_I)
+    base = row.to(tl.int64) * UNITS * WIDTH
+    x_base = row.to(tl.int64) * BATCH * WIDTH
+    output_base = row.to(tl.int64) * BATCH * UNITS
+    x_places = examples[:, None] * WIDTH + columns[None, :]
+    x_inside = (examples[:, None] < BATCH) & (columns[None, :] < WIDTH)
+    if GATE > 0:
+        replica = tl.load(replica_ptr + row).to(tl.int32)
+        step = tl.load(step_ptr).to(tl.int32)
+    if GATE == 1:
+        rate = tl.load(keep_ptr + row)
+    if UPDATE:
+        size = tl.load(size_ptr + row)
+        if GATE > 1:
+            gate_size = tl.load(gate_size_ptr + row)
+        if GATE == 2:
+            coefficient = tl.load(coefficient_ptr + row)
+            squared = tl.zeros((BLOCK_I,), tl.float32)
+    if BY_X:
+        by_x = tl.zeros((BLOCK_B, BLOCK_I), tl.float32)
+        if UPDATE:
+            x = tl.load(x_ptr + x_base + x_places, mask=x_inside, other=0.0)
+    for first_o in range(0, UNITS, BLOCK_O):
+        rows = first_o + tl.arange(0, BLOCK_O)
+        inside = (rows[:, None] < UNITS) & (columns[None, :] < WIDTH)
+        places = rows[:, None] * WIDTH + columns[None, :]
+        # All loads come first: what follows hides their latency.
+        weight = tl.load(weight_ptr + base + places, mask=inside, other=0.0)
+        if GATE > 1:
+            logit = tl.load(logit_ptr + base + places, mask=inside, other=0.0)
+        if BY_X:
+            by_output = tl.load(
+                by_output_ptr + output_base + (examples[:, None] * UNITS + rows[None, :]),
+                mask=(examples[:, None] < BATCH) & (rows[None, :] < UNITS),
+                other=0.0,
+            )
+        if UPDATE:
+            weight_sum = tl.load(weight_sum_ptr + base + places, mask=inside, other=1.0)
+            if GATE > 1:
+                logit_sum = tl.load(logit_sum_ptr + base + places, mask=inside, other=1.0)
+        if GATE > 0:
+            keep = rate if GATE == 1 else keep_of(logit, COMPILED)
+            noise = noise_of(seed, step, replica, first_o, first_i, WIDTH, BLOCK_O, BLOCK_I)
+            on = noise < keep
+            gated = tl.where(on, weight, 0.0).to(tl.bfloat16)
+        else:
+            gated = weight.to(tl.bfloat16)
+        if BY_X:
+            by_x = multiply(by_output, gated, by_x, COMPILED)
+        if UPDATE:
+            if GATE == 2:  # before the second product, which needs the registers
+                score = tl.where(on, 1.0, 0.0) - keep
+                squared += tl.sum(tl.where(inside, score * score, 0.0), axis=0)
+                gate_step(
+                    logit_ptr,
+                    logit_sum_ptr,
+                    alpha_ptr,
+                    alpha_sum_ptr,
+                    beta_ptr,
+                    beta_sum_ptr,
+                    base,
+                    places,
+                    inside,
+                    logit,
+                    logit_sum,
+                    keep,
+                    -coefficient * score,
+                    kl_scale,
+                    prior_alpha,
+                    prior_beta,
+                    gate_size,
+                    epsilon,
+                    s5,
+                    s4,
+                    s3,
+                    s2,
+                    s1,
+                    s0,
+                    GATE,
+                    HYPER,
+                    INSIDE,
+                )
+            product = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
+            if BY_X:
+                product = multiply(tl.trans(by_output), x, product, COMPILED)
+            else:
+                for first_b in range(0, BATCH, BLOCK_B):
+                    several = first_b + tl.arange(0, BLOCK_B)
+                    some_x = tl.load(
+                        x_ptr + x_base + (several[:, None] * WIDTH + columns[None, :]),
+                        mask=(several[:, None] < BATCH) & (columns[None, :] < WIDTH),
+                        other=0.0,
+                    )
+                    some_output = tl.load(
+                        by_output_ptr + output_base + (several[:, None] * UNITS + rows[None, :]),
+                        mask=(several[:, None] < BATCH) & (rows[None, :] < UNITS),
+                        other=0.0,
+                    )
+                    product = multiply(tl.trans(some_output), some_x, product, COMPILED)
+            by_weight = product
+            if GATE > 0:
+                by_weight = tl.where(on, product, 0.0)
+            adagrad_step(
+                weight_ptr, weight_sum_ptr, base, places, inside, weight, weight_sum, by_weight, size, epsilon, INSIDE
+            )
+            if GATE == 3:
+                gate_step(
+                    logit_ptr,
+                    logit_sum_ptr,
+                    alpha_ptr,
+                    alpha_sum_ptr,
+                    beta_ptr,
+                    beta_sum_ptr,
+                    base,
+                    places,
+                    inside,
+                    logit,
+                    logit_sum,
+                    keep,
+                    product * weight,
+                    kl_scale,
+                    prior_alpha,
+                    prior_beta,
+                    gate_size,
+                    epsilon,
+                    s5,
+                    s4,
+                    s3,
+                    s2,
+                    s1,
+                    s0,
+                    GATE,
+                    HYPER,
+                    INSIDE,
+                )
+    if BY_X:
+        tl.store(by_x_ptr + x_base + x_places, by_x.to(tl.bfloat16), mask=x_inside)
+    if UPDATE and GATE == 2:
+        tl.store(partial_ptr + row * tiles + tile, tl.sum(squared, axis=0))

@@ -1,0 +1,334 @@
+"""The weights of a stack's dense layer in one training step: gated product, its gradients and Adagrad, fused.
+
+On a GPU with Triton masks are drawn inside the kernels and no gradient of a weight goes to memory. Elsewhere, and for
+what a kernel does not cover, the twin runs, with the same result: masks bit for bit, the rest to rounding.
+Shapes: R replicas, B batch, I inputs, O units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dropconnectpp import functional
+from dropconnectpp.errors import ArgumentError
+from dropconnectpp.lab.kernels.adagrad import adagrad_all_
+from dropconnectpp.lab.kernels.compiled import compiled
+from dropconnectpp.lab.kernels.dense import draw_masks
+from dropconnectpp.lab.streams import Stream
+
+# Largest tiles, and how they are launched. None may depend on R: a replica's numbers are the same in every stack.
+BLOCK_B = 128
+FORWARD_O, FORWARD_I = 64, 64
+SPLIT, MOST_SPLITS = 512, 16
+"""Inputs that one program of the forward pass adds up, and how many such parts there are at most."""
+BACKWARD_O, BACKWARD_I = 64, 32
+FORWARD_LAUNCH = {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
+BACKWARD_LAUNCH = {"num_warps": 8, "num_stages": 1, "maxnreg": 128}
+
+Kind = Literal["score", "straight-through"]
+
+
+@dataclass(frozen=True)
+class OpenGate:
+    """Every synapse is kept."""
+
+
+@dataclass(frozen=True)
+class FixedGate:
+    """z = [u < keep], with one keep probability (R,) per replica: DropConnect."""
+
+    keep: Tensor
+    stream: Stream
+
+
+@dataclass(frozen=True)
+class LearnedGate:
+    """z = [u < sigmoid(logit)], logit (R, O, I): DropConnect++.
+
+    ``coefficient`` (R,) is what the score is weighted by, for kind "score" going backward. ``alpha`` and ``beta`` are
+    the raw parameters of a free q(pi), which `functional.positive` maps; None stands for the best q(pi).
+    """
+
+    logit: Tensor
+    stream: Stream
+    kind: Kind = "score"
+    coefficient: Tensor | None = None
+    kl_scale: float = 0.0
+    alpha: Tensor | None = None
+    beta: Tensor | None = None
+    prior_alpha: float = 1.0
+    prior_beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("score", "straight-through"):
+            raise ArgumentError(f"kind must be 'score' or 'straight-through', got {self.kind!r}.")
+        if (self.alpha is None) != (self.beta is None):
+            raise ArgumentError("alpha and beta are learned together: give both or none.")
+
+
+Gate = OpenGate | FixedGate | LearnedGate
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """A step of `adagrad_all_`: sums of squares for all that is trained, step sizes (R,) for weight and gate."""
+
+    weight: Tensor
+    sizes: Tensor
+    epsilon: float
+    inside: bool
+    logit: Tensor | None = None
+    alpha: Tensor | None = None
+    beta: Tensor | None = None
+    gate_sizes: Tensor | None = None
+
+
+def usable(x: Tensor, weight: Tensor, gate: Gate, update: Adagrad | None = None) -> bool:
+    """Whether the kernels can run."""
+    parameters: list[Tensor | None] = [weight]
+    if update is not None:
+        parameters += [update.weight, update.logit, update.alpha, update.beta]
+    if isinstance(gate, LearnedGate):
+        parameters += [gate.logit, gate.alpha, gate.beta]
+        if gate.alpha is None and not gate.prior_alpha == gate.prior_beta == 1.0:
+            return False
+    return (
+        x.is_cuda
+        and x.dtype == torch.bfloat16
+        and all(p is None or (p.is_cuda and p.dtype == torch.float32 and p.is_contiguous()) for p in parameters)
+        and compiled("layer") is not None
+    )
+
+
+# --------------------------------------------------------------------------------------------- forward
+
+
+@torch.no_grad()
+def gated_product(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor | int) -> Tensor:
+    """x (W z)^T in the weight's precision, (R, B, O), from operands rounded to that of x (R, B, I)."""
+    if usable(x, weight, gate):
+        return _product_by_kernel(x, weight, gate, replicas, step)
+    return _product(x, weight, _draw(gate, weight, replicas, step))
+
+
+def _draw(gate: Gate, weight: Tensor, replicas: Tensor, step: Tensor | int) -> Tensor | None:
+    if isinstance(gate, OpenGate):
+        return None
+    if isinstance(gate, FixedGate):
+        return draw_masks(gate.stream, gate.keep[:, None, None].expand_as(weight), replicas, step)
+    return draw_masks(gate.stream, torch.sigmoid(gate.logit), replicas, step)
+
+
+def _rounded(tensor: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(like.dtype).to(dtype)
+
+
+def _product(x: Tensor, weight: Tensor, mask: Tensor | None) -> Tensor:
+    gated = weight if mask is None else weight * mask
+    return torch.bmm(x.to(weight.dtype), _rounded(gated, x, weight.dtype).mT)
+
+
+def _product_by_kernel(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor | int) -> Tensor:
+    (stack, batch, width), units = x.shape, weight.shape[1]
+    length = _whole(-(-width // MOST_SPLITS), SPLIT)
+    splits = -(-width // length)
+    block_b, block_o = _tile(batch, BLOCK_B), _tile(units, FORWARD_O)
+    parts = torch.empty((splits, stack, batch, units), device=x.device, dtype=torch.float32)
+    compiled("layer").product_kernel[(-(-units // block_o) * -(-batch // block_b), splits, stack)](
+        x.contiguous(),
+        weight,
+        gate.logit if isinstance(gate, LearnedGate) else None,
+        _row(gate.keep) if isinstance(gate, FixedGate) else None,
+        *_address(x, replicas, step),
+        parts,
+        0 if isinstance(gate, OpenGate) else gate.stream.seed,
+        stack,
+        BATCH=batch,
+        UNITS=units,
+        WIDTH=width,
+        LENGTH=length,
+        **_switches(gate, x),
+        BLOCK_B=block_b,
+        BLOCK_O=block_o,
+        BLOCK_I=FORWARD_I,
+        **FORWARD_LAUNCH,
+    )
+    return parts.sum(0)
+
+
+# -------------------------------------------------------------------------------------------- backward
+
+
+@torch.no_grad()
+def gated_product_backward_(
+    x: Tensor,
+    by_output: Tensor,
+    weight: Tensor,
+    gate: Gate,
+    replicas: Tensor,
+    step: Tensor | int,
+    update: Adagrad,
+) -> tuple[Tensor, Tensor | None]:
+    """The gradient by x, in its precision, and sum (z - pi~)^2 (R,) for the score; steps weight and gate in place.
+
+    ``by_output`` (R, B, O) is the loss's gradient by `gated_product`. The mask is drawn anew, so ``gate``,
+    ``replicas`` and ``step`` are those of the forward pass, and nothing has been trained in between.
+    """
+    if isinstance(gate, LearnedGate):
+        _check(gate, update)
+    if usable(x, weight, gate, update):
+        return _backward_by_kernel_(x, by_output, weight, gate, replicas, step, update)
+    return _backward_(x, by_output, weight, gate, _draw(gate, weight, replicas, step), update)
+
+
+def _check(gate: LearnedGate, update: Adagrad) -> None:
+    if gate.kind == "score" and gate.coefficient is None:
+        raise ArgumentError("kind 'score' needs the score's coefficient to go backward.")
+    learned = {"logit": gate.logit, "alpha": gate.alpha, "beta": gate.beta}
+    missing = [name for name, value in learned.items() if value is not None and getattr(update, name) is None]
+    if missing or update.gate_sizes is None:
+        raise ArgumentError(f"Adagrad needs gate_sizes and a sum of squares for {', '.join(missing or ['logit'])}.")
+
+
+def _backward_(
+    x: Tensor, by_output: Tensor, weight: Tensor, gate: Gate, mask: Tensor | None, update: Adagrad
+) -> tuple[Tensor, Tensor | None]:
+    by_output = _rounded(by_output, x, weight.dtype)
+    gated = weight if mask is None else weight * mask
+    by_x = torch.bmm(by_output, _rounded(gated, x, weight.dtype)).to(x.dtype)
+    product = torch.bmm(by_output.mT, x.to(weight.dtype))  # (R, O, I)
+    values, sums, sizes = [weight], [update.weight], [update.sizes]
+    gradients, squared = [product if mask is None else product * mask], None
+    if isinstance(gate, LearnedGate):
+        assert mask is not None
+        found, squared = _gate_gradients(gate, weight, product, mask)
+        for name, gradient in found.items():
+            values.append(getattr(gate, name))
+            sums.append(getattr(update, name))
+            sizes.append(_given(update.gate_sizes))
+            gradients.append(gradient)
+    adagrad_all_(values, gradients, sums, sizes, update.epsilon, update.inside)
+    return by_x, squared
+
+
+def _gate_gradients(
+    gate: LearnedGate, weight: Tensor, product: Tensor, mask: Tensor
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    logit, squared = gate.logit, None
+    found: dict[str, Tensor] = {}
+    if gate.alpha is None or gate.beta is None:
+        slope = functional.beta_bernoulli_kl_gradient(logit, gate.prior_alpha, gate.prior_beta)
+    else:
+        alpha, beta = functional.positive(gate.alpha), functional.positive(gate.beta)
+        _, slope, *slopes = functional.learned_kl(logit, alpha, beta, gate.prior_alpha, gate.prior_beta)
+        for name, raw, by in zip(("alpha", "beta"), (gate.alpha, gate.beta), slopes, strict=True):
+            found[name] = by * gate.kl_scale * torch.sigmoid(raw)
+    if gate.kind == "score":
+        score = functional.bernoulli_score(mask, logit)
+        likelihood = -_given(gate.coefficient)[:, None, None] * score
+        squared = score.square().flatten(1).sum(1)
+    else:
+        likelihood = functional.straight_through_gradient(logit, weight, product)
+    found["logit"] = slope * gate.kl_scale + likelihood
+    return found, squared
+
+
+def _backward_by_kernel_(
+    x: Tensor,
+    by_output: Tensor,
+    weight: Tensor,
+    gate: Gate,
+    replicas: Tensor,
+    step: Tensor | int,
+    update: Adagrad,
+) -> tuple[Tensor, Tensor | None]:
+    (stack, batch, width), units = x.shape, weight.shape[1]
+    block_b, tiles = _tile(batch, BLOCK_B), -(-width // BACKWARD_I)
+    learned = gate if isinstance(gate, LearnedGate) else None
+    scores = learned is not None and learned.kind == "score"
+    by_x = torch.empty((stack, batch, width), device=x.device, dtype=x.dtype)
+    partial = torch.empty((stack, tiles), device=x.device, dtype=torch.float32) if scores else None
+    arguments: list[Any] = [
+        x.contiguous(),
+        by_output.to(x.dtype).contiguous(),
+        by_x,
+        weight,
+        update.weight,
+        learned.logit if learned else None,
+        update.logit,
+        learned.alpha if learned else None,
+        update.alpha,
+        learned.beta if learned else None,
+        update.beta,
+        _row(gate.keep) if isinstance(gate, FixedGate) else None,
+        _row(learned.coefficient) if learned else None,
+        _row(update.sizes),
+        _row(update.gate_sizes),
+        partial,
+        *_address(x, replicas, step),
+        0 if isinstance(gate, OpenGate) else gate.stream.seed,
+        learned.kl_scale if learned else 0.0,
+        learned.prior_alpha if learned else 1.0,
+        learned.prior_beta if learned else 1.0,
+        update.epsilon,
+        *functional.SLOPE_POLYNOMIAL[torch.float32],
+        tiles,
+    ]
+    batches = -(-batch // block_b)
+    # A larger batch takes two launches: each of its tiles needs the weights as they were.
+    passes = [(True, True, 1)] if batches == 1 else [(True, False, batches), (False, True, 1)]
+    for needs_x, needs_update, depth in passes:
+        compiled("layer").backward_kernel[(tiles, stack, depth)](
+            *arguments,
+            HYPER=learned is not None and learned.alpha is not None,
+            INSIDE=update.inside,
+            BY_X=needs_x,
+            UPDATE=needs_update,
+            BATCH=batch,
+            UNITS=units,
+            WIDTH=width,
+            **_switches(gate, x),
+            BLOCK_B=block_b,
+            BLOCK_O=_tile(units, BACKWARD_O),
+            BLOCK_I=BACKWARD_I,
+            **BACKWARD_LAUNCH,
+        )
+    return by_x, None if partial is None else partial.sum(1)
+
+
+# -------------------------------------------------------------------------------------------- launches
+
+
+def _whole(count: int, unit: int) -> int:
+    """``count`` rounded up to a multiple of ``unit``."""
+    return -(-count // unit) * unit
+
+
+def _tile(count: int, most: int) -> int:
+    """The smallest tile that covers ``count``, from 16, which a product needs, to ``most``."""
+    return min(max(16, 1 << (count - 1).bit_length()), most)
+
+
+def _given(values: Tensor | None) -> Tensor:
+    assert values is not None
+    return values
+
+
+def _row(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.float().contiguous()
+
+
+def _address(x: Tensor, replicas: Tensor, step: Tensor | int) -> tuple[Tensor, Tensor]:
+    where = step if isinstance(step, Tensor) else torch.full((), step, dtype=torch.int64, device=x.device)
+    return replicas, where
+
+
+def _switches(gate: Gate, x: Tensor) -> dict[str, Any]:
+    number = 0 if isinstance(gate, OpenGate) else 1 if isinstance(gate, FixedGate) else 2
+    if isinstance(gate, LearnedGate) and gate.kind == "straight-through":
+        number = 3
+    return {"GATE": number, "COMPILED": x.is_cuda}
