@@ -163,6 +163,29 @@ def test_the_twins_are_autograd_and_adagrad(kind: str, inside: bool) -> None:
         assert squared is None
 
 
+def gates_alone(case: Case) -> None:
+    """`update_gate_` takes the step that the whole layer takes."""
+    other = case.to(case.weight.device)
+    _, squared = case.backward()
+    found = layer.update_gate_(other.gate, other.replicas, STEP, other.update)
+    torch.testing.assert_close(found, squared)
+    for name, value in case.trained().items():
+        if name != "weight":
+            torch.testing.assert_close(getattr(other.gate, name), value, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(getattr(other.update, name), getattr(case.update, name), rtol=1e-4, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("score")])
+def test_gates_alone_take_the_same_step(kind: str) -> None:
+    gates_alone(Case(kind, (2, 5, 3, 7), torch.float64))
+
+
+def test_gates_alone_learn_by_the_score_only() -> None:
+    case = Case("straight-through", (2, 5, 3, 7), torch.float64)
+    with pytest.raises(ArgumentError, match="gated_product_backward_"):
+        layer.update_gate_(case.gate, case.replicas, STEP, case.update)
+
+
 def test_other_priors_at_the_best_posterior_go_through_the_twin() -> None:
     case = Case("score", (2, 5, 3, 7), torch.float64)
     case.gate = replace(case.gate, prior_alpha=2.0, prior_beta=0.5)
@@ -214,7 +237,8 @@ from dropconnectpp.lab.kernels import layer
 sys.path.insert(0, sys.argv[1])
 from test_layer_kernels import KINDS, STEP, Case
 
-layer.BLOCK_B = layer.FORWARD_O = layer.BACKWARD_O = layer.BACKWARD_I = layer.FORWARD_I = 16
+layer.BLOCK_B = layer.FORWARD_O = layer.BACKWARD_O = layer.BACKWARD_I = layer.STRAIGHT_I = 16
+layer.FORWARD_I = layer.MANY_I = layer.GATE_BLOCK = layer.HYPER_BLOCK = 16
 layer.SPLIT, GUARD, rooms = 32, 64, []
 plain = torch.empty
 
@@ -430,3 +454,13 @@ def test_masks_on_a_gpu_are_the_streams(width: int) -> None:
             assert torch.equal(case.forward().mT, mask.float())
             case.backward()
             assert torch.equal(case.update.weight, mask.float())
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("shape", [(3, 100, 10, 75), (50, 128, 64, 4096)], ids=str)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("score")])
+def test_gates_alone_take_the_same_step_on_a_gpu(kind: str, shape: tuple[int, int, int, int]) -> None:
+    case = Case(kind, shape).to("cuda")
+    case.x = case.x.bfloat16()
+    gates_alone(case)

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from dropconnectpp.lab.convolutions import features
-from dropconnectpp.lab.kernels.layer import Adagrad, LearnedGate, gated_product, gated_product_backward_
+from dropconnectpp.lab.kernels.layer import Adagrad, LearnedGate, gated_product, gated_product_backward_, update_gate_
 from dropconnectpp.lab.network import linear, log_likelihoods
 
 if TYPE_CHECKING:
     from dropconnectpp.lab.training import Segment, Stack
-
-WEIGHT = "dense.weight"
 
 
 def covers(stack: Stack) -> bool:
@@ -58,7 +56,7 @@ def _segment_step(
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Rewards, the gradient of the inputs, and the gradients of bias, output layer and the bias's gate, by name."""
     regulariser, rows, count = segment.regulariser, segment.rows, len(stack.examples.rows)
-    x, weight = inputs[rows], stack.parameters[WEIGHT].detach()[rows]
+    x, weight = inputs[rows], stack.parameters["dense.weight"].detach()[rows]
     gate = regulariser.gate(count)
     assert gate is not None
     product = gated_product(x, weight, gate, regulariser.replicas, stack.step)
@@ -79,19 +77,28 @@ def _segment_step(
         coefficient = regulariser.coefficient(reward.detach(), mean_reward)
         if isinstance(gate, LearnedGate):
             gate = replace(gate, coefficient=coefficient)
+        update = _adagrad(stack, number, segment, "weight")
+        by_product = found.pop("product")
         by_input, squared = gated_product_backward_(
-            x, found.pop("product"), weight, gate, regulariser.replicas, stack.step, _adagrad(stack, number, segment)
+            x, by_product, weight, gate, regulariser.replicas, stack.step, update
         )
-        for name, value in regulariser.bias_gradients(coefficient, reward.detach(), squared, count).items():
-            key = f"segment{number}.{name}"
-            found[key] = found[key] + value if key in found else value
+        if squared is not None:
+            bias_gate = regulariser.gate(count, "bias")
+            assert isinstance(bias_gate, LearnedGate)
+            bias_gate, update = replace(bias_gate, coefficient=coefficient), _adagrad(stack, number, segment, "bias")
+            squared += update_gate_(bias_gate, regulariser.replicas, stack.step, update)
+            regulariser.fold_in(reward.detach(), squared)
+        elif isinstance(gate, LearnedGate):
+            for name, value in regulariser.gradients(reward.detach(), None, count, ("bias",)).items():
+                key = f"segment{number}.{name}"
+                found[key] = found[key] + value if key in found else value
     return reward.detach(), by_input, found
 
 
-def _adagrad(stack: Stack, number: int, segment: Segment) -> Adagrad:
-    settings, prefix = stack.protocol.training, f"segment{number}.weight_"
+def _adagrad(stack: Stack, number: int, segment: Segment, name: str) -> Adagrad:
+    settings, prefix = stack.protocol.training, f"segment{number}.{name}_"
     own = {n.removeprefix(prefix): v for n, v in stack.accumulators.items() if n.startswith(prefix)}
     sizes = stack.step_sizes[segment.rows]
     gate_sizes = sizes * segment.regulariser.method.logit_step if own else None
-    total = stack.accumulators[WEIGHT][segment.rows]
+    total = stack.accumulators[f"dense.{name}"][segment.rows]
     return Adagrad(total, sizes, settings.epsilon, settings.epsilon_inside, gate_sizes=gate_sizes, **own)

@@ -113,7 +113,9 @@ class DropConnectPP(DropConnect):
     # ------------------------------------------------------------------------ the posterior's gradient
 
     @torch.no_grad()
-    def gradients(self, rewards: Tensor, mean_reward: Tensor | None, num_data: int) -> dict[str, Tensor]:
+    def gradients(
+        self, rewards: Tensor, mean_reward: Tensor | None, num_data: int, names: tuple[str, ...] = SYNAPSES
+    ) -> dict[str, Tensor]:
         """KL and, for score estimators, likelihood: rewards (P, R) are mean log-likelihoods per example."""
         samples, scale = self.method.num_samples, self.method.kl_weight / num_data
         coefficients = None
@@ -125,7 +127,7 @@ class DropConnectPP(DropConnect):
                 return self._score_gradients(coefficients[0], arms.mean(1), scale)
             self._update_moments(arms.mean(1), torch.stack([self._squared_score(masks) for masks in self._masks]))
         found: dict[str, Tensor] = {}
-        for name in SYNAPSES:
+        for name in names:
             found.update(self._posterior_gradient(name, coefficients, scale))
         self._masks = []
         return found
@@ -181,8 +183,10 @@ class DropConnectPP(DropConnect):
     def _update_moments(self, rewards: Tensor, squared: Tensor) -> None:  # (L, R), (L, R)
         if self.moments is None:
             return
-        total = squared.sum(0)
-        reward = (rewards * squared).sum(0) / total.clamp_min(torch.finfo(total.dtype).tiny)
+        total, reward = squared[0], rewards[0]
+        if len(squared) > 1:
+            total = squared.sum(0)
+            reward = (rewards * squared).sum(0) / total.clamp_min(torch.finfo(total.dtype).tiny)
         decay: float = self.estimator.decay  # type: ignore[attr-defined]
         # In place: a CUDA graph replays on the same memory.
         self.moments.copy_(update_moments(self.moments, reward, total / len(rewards), decay))
@@ -210,16 +214,16 @@ class DropConnectPP(DropConnect):
 
     # ------------------------------------------------------------- where the weights go through kernels
 
-    def gate(self, num_data: int) -> Gate | None:
+    def gate(self, num_data: int, name: str = "weight") -> Gate | None:
         method = self.method
         uniform = method.alpha == method.beta == 1.0
         covered = method.estimator in ("bbvi", "straight-through") and self.passes == 1
         if not covered or method.parameterisation != "logit" or (method.hyper == "optimal" and not uniform):
             return None
-        raw = {key: self.parameters[f"weight_{key}"].detach() for key in ("alpha", "beta") if method.hyper == "learned"}
+        raw = {key: self.parameters[f"{name}_{key}"].detach() for key in ("alpha", "beta") if method.hyper == "learned"}
         return LearnedGate(
-            self.logit("weight").detach(),
-            self._stream("mask:weight"),
+            self.logit(name).detach(),
+            self._stream(f"mask:{name}"),
             "score" if self.estimator.scores else "straight-through",
             kl_scale=method.kl_weight / num_data,
             prior_alpha=method.alpha,
@@ -240,16 +244,8 @@ class DropConnectPP(DropConnect):
         return found
 
     @torch.no_grad()
-    def bias_gradients(
-        self, coefficient: Tensor | None, rewards: Tensor, squared: Tensor | None, num_data: int
-    ) -> dict[str, Tensor]:
-        coefficients = None if coefficient is None else coefficient.unsqueeze(0)
-        found = self._posterior_gradient("bias", coefficients, self.method.kl_weight / num_data)
-        if squared is not None:
-            own = functional.bernoulli_score(self._masks[0]["bias"], self.logit("bias")).square().sum(1)
-            self._update_moments(rewards.unsqueeze(0), (squared + own).unsqueeze(0))
-        self._masks = []
-        return found
+    def fold_in(self, rewards: Tensor, squared: Tensor) -> None:
+        self._update_moments(rewards.unsqueeze(0), squared.unsqueeze(0))
 
     def kl(self) -> Tensor:
         parts = []

@@ -61,14 +61,16 @@ class Regulariser:
         """The activation under mask number ``draw``, for Monte Carlo prediction; the same for every batch."""
         return self.mean_pass(x, weight, bias)
 
-    def gradients(self, rewards: Tensor, mean_reward: Tensor | None, num_data: int) -> dict[str, Tensor]:
+    def gradients(
+        self, rewards: Tensor, mean_reward: Tensor | None, num_data: int, names: tuple[str, ...] = SYNAPSES
+    ) -> dict[str, Tensor]:
         """Of the loss by `parameters`, besides what backpropagation gives; updates the moments."""
         return {}
 
     # What `fused_step` asks for, where the weights go through kernels.
 
-    def gate(self, num_data: int) -> Gate | None:
-        """How kernels gate the weights; None where they cannot."""
+    def gate(self, num_data: int, name: str = "weight") -> Gate | None:
+        """How kernels gate weights or biases; None where they cannot."""
         return OpenGate()
 
     def gated_bias(self, bias: Tensor, step: Tensor) -> Tensor:
@@ -79,11 +81,8 @@ class Regulariser:
         """(R,), what a score estimator weighs the score by, from the step's rewards (R,)."""
         return None
 
-    def bias_gradients(
-        self, coefficient: Tensor | None, rewards: Tensor, squared: Tensor | None, num_data: int
-    ) -> dict[str, Tensor]:
-        """`gradients` for the bias alone; the weights' squared scores (R,) go into the moments."""
-        return {}
+    def fold_in(self, rewards: Tensor, squared: Tensor) -> None:
+        """Rewards and sums of squared scores (R,) into the moments."""
 
     def kl(self) -> Tensor:
         """KL of the posterior from the prior in nats, (R,)."""
@@ -123,8 +122,8 @@ class DropConnect(Regulariser):
         gates = [self._mask("mask", name, step, index) for name in SYNAPSES]
         return torch.relu(linear(x, gating.masked(weight, gates[0]), gating.masked(bias, gates[1])))
 
-    def gate(self, num_data: int) -> Gate | None:
-        return FixedGate(1.0 - self.rates, self._stream("mask:weight"))
+    def gate(self, num_data: int, name: str = "weight") -> Gate | None:
+        return FixedGate(1.0 - self.rates, self._stream(f"mask:{name}"))
 
     def gated_bias(self, bias: Tensor, step: Tensor) -> Tensor:
         return gating.masked(bias, self._mask("mask", "bias", step, 0))

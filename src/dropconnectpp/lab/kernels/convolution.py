@@ -21,9 +21,10 @@ from torch import Tensor
 
 from dropconnectpp.lab.protocol import Architecture, pooled_side
 
-GROUP = 8
-"""Pictures whose filter gradients one block adds up: the order of the sums, so it depends on nothing."""
-TURNS = 2
+GROUP, FIRST_GROUP = 10, 9
+"""Pictures whose filter gradients one block adds up, the second in the first layer. It sets the order of the sums, so it
+depends on nothing; with 50 replicas of 128 pictures the blocks come out even on 132 multiprocessors."""
+TURNS = 5
 """Groups of pictures that one block of the first layer takes one after the other."""
 SHARED_BYTES = 113_152
 """Shared memory of a block at most: two blocks then share a multiprocessor of a large card. Small cards have less."""
@@ -46,6 +47,11 @@ class Layer:
     def first(self) -> bool:
         """Whether a row of a window, and a one for the bias, fit one step of the product."""
         return self.filter * self.inputs < 16
+
+    @property
+    def group(self) -> int:
+        """Pictures whose filter gradients one block adds up."""
+        return FIRST_GROUP if self.first else GROUP
 
     def turned(self) -> Layer:
         """The convolution that sends the gradient back: maps in and out change places."""
@@ -98,6 +104,11 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor up to ``most``, or 1."""
+    return max(n for n in range(1, max(most, 1) + 1) if number % n == 0)
+
+
 @dataclass(frozen=True)
 class _Tiles:
     """How pixels are laid out in tiles of 16; the same words as in the kernels."""
@@ -136,11 +147,11 @@ def _launch(name: str, layer: Layer, purpose: tuple[str, ...], **sizes: int) -> 
     settings = {
         "SIDE": layer.side, "INPUTS": layer.inputs, "OUTPUTS": layer.outputs, "FILTER": layer.filter,
         "POOL": layer.pool, "STRIDE": layer.stride, "POOLED": layer.pooled,
-        "BAND": 1, "IMAGES": 1, "WARPS": 8, "RESIDENT": 1, "HEIGHT": 1, "TURNS": 1, "GROUP": GROUP,
+        "BAND": 1, "IMAGES": 1, "WARPS": 8, "RESIDENT": 1, "HEIGHT": 1, "TURNS": 1, "GROUP": layer.group,
         **sizes, **dict.fromkeys(purpose, 1),
     }  # fmt: skip
     filters = name in ("filter_gradient", "first_gradient")
-    images = GROUP if filters else settings["IMAGES"] * settings["TURNS"]
+    images = layer.group if filters else settings["IMAGES"] * settings["TURNS"]
     return Launch(name, tuple(settings.items()), 32 * settings["WARPS"], images=images, **launching)
 
 
@@ -217,12 +228,12 @@ def _filter_gradient_launch(layer: Layer, limit: int) -> Launch:
     height, images = min(16, _ceil(layer.side, 4) * 4) // tiles.lines, 0
     while True:
         band = height * tiles.lines
-        images = images or min(GROUP, max(1, 256 // (band * tiles.across)))
+        images = images or _divisor(GROUP, 256 // (band * tiles.across))
         maps = 2 * (band + layer.filter - 1) * tiles.wide * 24
         shared = 2 * images * (maps + band * tiles.across * 40 + _staged(layer, band, 32))
         if shared <= limit or height == 1:
             break
-        images, height = (images // 2, height) if images > 1 else (images, height // 2)
+        images, height = (_divisor(GROUP, images - 1), height) if images > 1 else (images, height // 2)
     return _launch(
         "filter_gradient", layer, ("FILTER_GRADIENT",), BAND=band, IMAGES=images, HEIGHT=height, WARPS=layer.filter,
         RESIDENT=2, shared=shared, parts=layer.inputs // 16 * (layer.outputs // 32),
@@ -343,7 +354,7 @@ def backward(layer: Layer, passed: Passed, gradient: Tensor, filters: Tensor) ->
     """Gradients of what came in (none for pictures), of the filters and of the bias, both in float32."""
     replicas, batch = passed.x.shape[:2]
     side_input = passed.places if layer.pool else passed.y
-    groups = _ceil(batch, GROUP)
+    groups = _ceil(batch, layer.group)
     count = partial_numbers(layer)
     device = gradient.device
     partial = torch.empty((replicas, groups, count), device=device)

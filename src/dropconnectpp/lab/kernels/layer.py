@@ -22,12 +22,16 @@ from dropconnectpp.lab.streams import Stream
 
 # Largest tiles, and how they are launched. None may depend on R: a replica's numbers are the same in every stack.
 BLOCK_B = 128
-FORWARD_O, FORWARD_I = 64, 64
 SPLIT, MOST_SPLITS = 512, 16
 """Inputs that one program of the forward pass adds up, and how many such parts there are at most."""
-BACKWARD_O, BACKWARD_I = 64, 32
-FORWARD_LAUNCH = {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
+FORWARD_O, BACKWARD_O = 64, 64
+FORWARD_I, FORWARD_LAUNCH = 64, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
+MANY_I, MANY_LAUNCH = 32, {"num_warps": 4, "num_stages": 3}
+"""The forward pass of a layer with more units than one tile has."""
+BACKWARD_I, STRAIGHT_I = 64, 32
+"""The second is for gates that learn straight through: they need more registers."""
 BACKWARD_LAUNCH = {"num_warps": 8, "num_stages": 1, "maxnreg": 128}
+GATE_BLOCK, HYPER_BLOCK, GATE_WARPS = 1024, 512, 4
 
 Kind = Literal["score", "straight-through"]
 
@@ -94,12 +98,20 @@ def usable(x: Tensor, weight: Tensor, gate: Gate, update: Adagrad | None = None)
         parameters += [update.weight, update.logit, update.alpha, update.beta]
     if isinstance(gate, LearnedGate):
         parameters += [gate.logit, gate.alpha, gate.beta]
-        if gate.alpha is None and not gate.prior_alpha == gate.prior_beta == 1.0:
+        if not _uniform(gate):
             return False
+    return x.is_cuda and x.dtype == torch.bfloat16 and _ready(*parameters)
+
+
+def _uniform(gate: LearnedGate) -> bool:
+    """Whether the kernels know the slope of the KL: of the best q(pi) for the uniform prior alone."""
+    return gate.alpha is not None or gate.prior_alpha == gate.prior_beta == 1.0
+
+
+def _ready(*parameters: Tensor | None) -> bool:
+    given = [p for p in parameters if p is not None]
     return (
-        x.is_cuda
-        and x.dtype == torch.bfloat16
-        and all(p is None or (p.is_cuda and p.dtype == torch.float32 and p.is_contiguous()) for p in parameters)
+        all(p.is_cuda and p.dtype == torch.float32 and p.is_contiguous() for p in given)
         and compiled("layer") is not None
     )
 
@@ -137,6 +149,7 @@ def _product_by_kernel(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, 
     length = _whole(-(-width // MOST_SPLITS), SPLIT)
     splits = -(-width // length)
     block_b, block_o = _tile(batch, BLOCK_B), _tile(units, FORWARD_O)
+    block_i, launch = (MANY_I, MANY_LAUNCH) if units > FORWARD_O else (FORWARD_I, FORWARD_LAUNCH)
     parts = torch.empty((splits, stack, batch, units), device=x.device, dtype=torch.float32)
     compiled("layer").product_kernel[(-(-units // block_o) * -(-batch // block_b), splits, stack)](
         x.contiguous(),
@@ -154,8 +167,8 @@ def _product_by_kernel(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, 
         **_switches(gate, x),
         BLOCK_B=block_b,
         BLOCK_O=block_o,
-        BLOCK_I=FORWARD_I,
-        **FORWARD_LAUNCH,
+        BLOCK_I=block_i,
+        **launch,
     )
     return parts.sum(0)
 
@@ -181,7 +194,10 @@ def gated_product_backward_(
     if isinstance(gate, LearnedGate):
         _check(gate, update)
     if usable(x, weight, gate, update):
-        return _backward_by_kernel_(x, by_output, weight, gate, replicas, step, update)
+        by_x = _backward_by_kernel_(x, by_output, weight, gate, replicas, step, update)
+        if isinstance(gate, LearnedGate) and gate.kind == "score":
+            return by_x, _gate_by_kernel_(gate, replicas, step, update)
+        return by_x, None
     return _backward_(x, by_output, weight, gate, _draw(gate, weight, replicas, step), update)
 
 
@@ -216,7 +232,7 @@ def _backward_(
 
 
 def _gate_gradients(
-    gate: LearnedGate, weight: Tensor, product: Tensor, mask: Tensor
+    gate: LearnedGate, weight: Tensor | None, product: Tensor | None, mask: Tensor
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     logit, squared = gate.logit, None
     found: dict[str, Tensor] = {}
@@ -229,10 +245,10 @@ def _gate_gradients(
             found[name] = by * gate.kl_scale * torch.sigmoid(raw)
     if gate.kind == "score":
         score = functional.bernoulli_score(mask, logit)
-        likelihood = -_given(gate.coefficient)[:, None, None] * score
+        likelihood = -_given(gate.coefficient).view(-1, *[1] * (logit.ndim - 1)) * score
         squared = score.square().flatten(1).sum(1)
     else:
-        likelihood = functional.straight_through_gradient(logit, weight, product)
+        likelihood = functional.straight_through_gradient(logit, _given(weight), _given(product))
     found["logit"] = slope * gate.kl_scale + likelihood
     return found, squared
 
@@ -245,13 +261,11 @@ def _backward_by_kernel_(
     replicas: Tensor,
     step: Tensor | int,
     update: Adagrad,
-) -> tuple[Tensor, Tensor | None]:
+) -> Tensor:
     (stack, batch, width), units = x.shape, weight.shape[1]
-    block_b, tiles = _tile(batch, BLOCK_B), -(-width // BACKWARD_I)
     learned = gate if isinstance(gate, LearnedGate) else None
-    scores = learned is not None and learned.kind == "score"
+    block_b, block_i = _tile(batch, BLOCK_B), STRAIGHT_I if learned and learned.kind != "score" else BACKWARD_I
     by_x = torch.empty((stack, batch, width), device=x.device, dtype=x.dtype)
-    partial = torch.empty((stack, tiles), device=x.device, dtype=torch.float32) if scores else None
     arguments: list[Any] = [
         x.contiguous(),
         by_output.to(x.dtype).contiguous(),
@@ -265,10 +279,8 @@ def _backward_by_kernel_(
         learned.beta if learned else None,
         update.beta,
         _row(gate.keep) if isinstance(gate, FixedGate) else None,
-        _row(learned.coefficient) if learned else None,
         _row(update.sizes),
         _row(update.gate_sizes),
-        partial,
         *_address(x, replicas, step),
         0 if isinstance(gate, OpenGate) else gate.stream.seed,
         learned.kl_scale if learned else 0.0,
@@ -276,13 +288,12 @@ def _backward_by_kernel_(
         learned.prior_beta if learned else 1.0,
         update.epsilon,
         *functional.SLOPE_POLYNOMIAL[torch.float32],
-        tiles,
     ]
     batches = -(-batch // block_b)
     # A larger batch takes two launches: each of its tiles needs the weights as they were.
     passes = [(True, True, 1)] if batches == 1 else [(True, False, batches), (False, True, 1)]
     for needs_x, needs_update, depth in passes:
-        compiled("layer").backward_kernel[(tiles, stack, depth)](
+        compiled("layer").backward_kernel[(-(-width // block_i), stack, depth)](
             *arguments,
             HYPER=learned is not None and learned.alpha is not None,
             INSIDE=update.inside,
@@ -294,10 +305,61 @@ def _backward_by_kernel_(
             **_switches(gate, x),
             BLOCK_B=block_b,
             BLOCK_O=_tile(units, BACKWARD_O),
-            BLOCK_I=BACKWARD_I,
+            BLOCK_I=block_i,
             **BACKWARD_LAUNCH,
         )
-    return by_x, None if partial is None else partial.sum(1)
+    return by_x
+
+
+# ----------------------------------------------------------------------------------------- gates alone
+
+
+@torch.no_grad()
+def update_gate_(gate: LearnedGate, replicas: Tensor, step: Tensor | int, update: Adagrad) -> Tensor:
+    """A step on gates of any shape (R, ...) that learn by the score, which needs no product: sum (z - pi~)^2 (R,)."""
+    if gate.kind != "score":
+        raise ArgumentError("straight through a gate's gradient is the product's: use gated_product_backward_.")
+    _check(gate, update)
+    if _ready(gate.logit, gate.alpha, gate.beta, update.logit, update.alpha, update.beta) and _uniform(gate):
+        return _gate_by_kernel_(gate, replicas, step, update)
+    mask = draw_masks(gate.stream, torch.sigmoid(gate.logit), replicas, step)
+    found, squared = _gate_gradients(gate, None, None, mask)
+    values, sums = ([getattr(of, name) for name in found] for of in (gate, update))
+    sizes = [_given(update.gate_sizes)] * len(found)
+    adagrad_all_(values, list(found.values()), sums, sizes, update.epsilon, update.inside)
+    return _given(squared)
+
+
+def _gate_by_kernel_(gate: LearnedGate, replicas: Tensor, step: Tensor | int, update: Adagrad) -> Tensor:
+    stack, count = len(gate.logit), gate.logit[0].numel()
+    block = GATE_BLOCK if gate.alpha is None else HYPER_BLOCK
+    programs = -(-count // block)
+    partial = torch.empty((stack, programs), device=gate.logit.device, dtype=torch.float32)
+    compiled("layer").gate_kernel[(programs, stack)](
+        gate.logit,
+        update.logit,
+        gate.alpha,
+        update.alpha,
+        gate.beta,
+        update.beta,
+        _row(gate.coefficient),
+        _row(update.gate_sizes),
+        partial,
+        *_address(gate.logit, replicas, step),
+        gate.stream.seed,
+        gate.kl_scale,
+        gate.prior_alpha,
+        gate.prior_beta,
+        update.epsilon,
+        *functional.SLOPE_POLYNOMIAL[torch.float32],
+        count,
+        HYPER=gate.alpha is not None,
+        INSIDE=update.inside,
+        COMPILED=gate.logit.is_cuda,
+        BLOCK=block,
+        num_warps=GATE_WARPS,
+    )
+    return partial.sum(1)
 
 
 # -------------------------------------------------------------------------------------------- launches
