@@ -237,7 +237,7 @@ from dropconnectpp.lab.kernels import layer
 sys.path.insert(0, sys.argv[1])
 from test_layer_kernels import KINDS, STEP, Case
 
-layer.BLOCK_B = layer.FORWARD_O = layer.BACKWARD_O = layer.BACKWARD_I = layer.STRAIGHT_I = 16
+layer.BLOCK_B = layer.FORWARD_O = layer.BACKWARD_O = layer.BACKWARD_I = layer.CROWDED_I = 16
 layer.FORWARD_I = layer.MANY_I = layer.GATE_BLOCK = layer.HYPER_BLOCK = 16
 layer.SPLIT, GUARD, rooms = 32, 64, []
 plain = torch.empty

@@ -28,8 +28,8 @@ FORWARD_O, BACKWARD_O = 64, 64
 FORWARD_I, FORWARD_LAUNCH = 64, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
 MANY_I, MANY_LAUNCH = 32, {"num_warps": 4, "num_stages": 3}
 """The forward pass of a layer with more units than one tile has."""
-BACKWARD_I, STRAIGHT_I = 64, 32
-"""The second is for gates that learn straight through: they need more registers."""
+BACKWARD_I, CROWDED_I = 64, 32
+"""The second is for learned gates that learn straight through or have many units: they need more registers."""
 BACKWARD_LAUNCH = {"num_warps": 8, "num_stages": 1, "maxnreg": 128}
 GATE_BLOCK, HYPER_BLOCK, GATE_WARPS = 1024, 512, 4
 
@@ -264,7 +264,8 @@ def _backward_by_kernel_(
 ) -> Tensor:
     (stack, batch, width), units = x.shape, weight.shape[1]
     learned = gate if isinstance(gate, LearnedGate) else None
-    block_b, block_i = _tile(batch, BLOCK_B), STRAIGHT_I if learned and learned.kind != "score" else BACKWARD_I
+    crowded = learned is not None and (learned.kind != "score" or units > BACKWARD_O)
+    block_b, block_i = _tile(batch, BLOCK_B), CROWDED_I if crowded else BACKWARD_I
     by_x = torch.empty((stack, batch, width), device=x.device, dtype=x.dtype)
     arguments: list[Any] = [
         x.contiguous(),

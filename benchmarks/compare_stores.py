@@ -1,0 +1,65 @@
+"""Do two stores of one experiment agree? Test accuracy and NLL method by method, and how far the means are apart.
+
+Made for one question: does accuracy move with the fused kernels? One store has mixed precision, which they have, the
+other float32, which plain PyTorch computes; start, order of the examples and masks of a replica are the same in both.
+Intervals are Welch's, for 95%: zero inside says that the means cannot be told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dropconnectpp.lab.statistics import summarise, welch
+from dropconnectpp.lab.store import Row, Store
+
+MEASURES = {"accuracy": ("accuracy, %", ".2f"), "nll": ("NLL, nats", ".4f")}
+
+
+def by_method(path: Path) -> dict[str, list[Row]]:
+    """A store's finished rows."""
+    with Store.open(path, read_only=True) as store:
+        rows = store.rows(status="done")
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.protocol.label, []).append(row)
+    return found
+
+
+def main() -> None:
+    """Print the table."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("stores", nargs=2, type=Path)
+    options.add_argument("--out", type=Path)
+    given = options.parse_args()
+    groups = [by_method(path) for path in given.stores]
+    names = [path.stem for path in given.stores]
+    header = ["method", "measure", *names, "difference", "95% interval", "p"]
+    lines = []
+    for method in groups[0]:
+        for key, (measure, digits) in MEASURES.items():
+            values = [[row.results[key] for row in group[method]] for group in groups]
+            test = welch(*values)
+            each = [f"{s.mean:{digits}} ± {s.standard_deviation:{digits}} (n={s.n})" for s in map(summarise, values)]
+            low, high = test.interval
+            lines.append(
+                [
+                    method,
+                    measure,
+                    *each,
+                    f"{test.difference:+{digits}}",
+                    f"{low:+{digits}} to {high:+{digits}}",
+                    f"{test.p:.2f}",
+                ]
+            )
+    table = "\n".join("| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *lines])
+    first = next(iter(groups[0].values()))[0]
+    versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
+    text = f"{first.device}, {versions}\n\n{table}\n"
+    print(text)
+    if given.out:
+        given.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
