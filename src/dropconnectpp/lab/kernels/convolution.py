@@ -22,8 +22,8 @@ from torch import Tensor
 from dropconnectpp.lab.protocol import Architecture, pooled_side
 
 GROUP, FIRST_GROUP = 10, 9
-"""Pictures whose filter gradients one block adds up, the second in the first layer. It sets the order of the sums, so it
-depends on nothing; with 50 replicas of 128 pictures the blocks come out even on 132 multiprocessors."""
+"""Pictures whose filter gradients one block adds up, the second in the first layer. It sets the order of the sums, so
+it depends on nothing; with 50 replicas of 128 pictures the blocks come out even on 132 multiprocessors."""
 TURNS = 5
 """Groups of pictures that one block of the first layer takes one after the other."""
 SHARED_BYTES = 113_152
