@@ -92,9 +92,11 @@ class Case:
         return layer.gated_product(self.x, self.weight, self.gate, self.replicas, STEP)
 
     def backward(self, step: Tensor | int = STEP) -> tuple[Tensor, Tensor | None]:
-        return layer.gated_product_backward_(
+        by_x = layer.gated_product_backward_(
             self.x, self.by_output, self.weight, self.gate, self.replicas, step, self.update
         )
+        scores = isinstance(self.gate, LearnedGate) and self.gate.kind == "score"
+        return by_x, layer.update_gate_(self.gate, self.replicas, step, self.update) if scores else None
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -161,23 +163,6 @@ def test_the_twins_are_autograd_and_adagrad(kind: str, inside: bool) -> None:
         torch.testing.assert_close(squared, score.square().sum((1, 2)))
     else:
         assert squared is None
-
-
-def gates_alone(case: Case) -> None:
-    """`update_gate_` takes the step that the whole layer takes."""
-    other = case.to(case.weight.device)
-    _, squared = case.backward()
-    found = layer.update_gate_(other.gate, other.replicas, STEP, other.update)
-    torch.testing.assert_close(found, squared)
-    for name, value in case.trained().items():
-        if name != "weight":
-            torch.testing.assert_close(getattr(other.gate, name), value, rtol=1e-5, atol=1e-6)
-            torch.testing.assert_close(getattr(other.update, name), getattr(case.update, name), rtol=1e-4, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("score")])
-def test_gates_alone_take_the_same_step(kind: str) -> None:
-    gates_alone(Case(kind, (2, 5, 3, 7), torch.float64))
 
 
 def test_gates_alone_learn_by_the_score_only() -> None:
@@ -373,6 +358,27 @@ def on_gpu(kind: str, shape: tuple[int, int, int, int]) -> Case:
     return case
 
 
+def step_with(case: Case, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """`Case.backward` by the twins with a mask that is given: in float64 they would draw another one."""
+    by_x = layer._backward_(case.x, case.by_output, case.weight, case.gate, mask, case.update)
+    if not isinstance(case.gate, LearnedGate) or case.gate.coefficient is None:
+        return by_x, None
+    assert mask is not None
+    score = functional.bernoulli_score(mask, case.gate.logit)
+    layer._step_gate_(case.gate, -case.gate.coefficient[:, None, None] * score, case.update)
+    return by_x, score.square().sum((1, 2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_step_with_a_given_mask_is_the_step(kind: str) -> None:
+    case, other = (Case(kind, (2, 5, 3, 7), torch.float64) for _ in range(2))
+    for found, expected in zip(step_with(other, other.mask()), case.backward(), strict=True):
+        assert (found is None) == (expected is None)
+        assert found is None or torch.equal(found, expected)
+    for name, value in case.trained().items():
+        torch.testing.assert_close(other.trained()[name], value, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("shape", SHAPES + ODD_SHAPES)
@@ -382,7 +388,7 @@ def test_the_layer_on_a_gpu_is_its_twin(kind: str, shape: tuple[int, int, int, i
     mask = start.mask()
     wide = start.to(torch.float64)
     wanted_output = layer._product(wide.x, wide.weight, mask)
-    wanted_by_x, wanted_squared = layer._backward_(wide.x, wide.by_output, wide.weight, wide.gate, mask, wide.update)
+    wanted_by_x, wanted_squared = step_with(wide, mask)
     first = None
     for _ in range(3):
         case = start.to("cuda")
@@ -454,13 +460,3 @@ def test_masks_on_a_gpu_are_the_streams(width: int) -> None:
             assert torch.equal(case.forward().mT, mask.float())
             case.backward()
             assert torch.equal(case.update.weight, mask.float())
-
-
-@pytest.mark.gpu
-@needs_gpu
-@pytest.mark.parametrize("shape", [(3, 100, 10, 75), (50, 128, 64, 4096)], ids=str)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("score")])
-def test_gates_alone_take_the_same_step_on_a_gpu(kind: str, shape: tuple[int, int, int, int]) -> None:
-    case = Case(kind, shape).to("cuda")
-    case.x = case.x.bfloat16()
-    gates_alone(case)

@@ -15,6 +15,7 @@ from torch import Tensor
 from dropconnectpp.lab.convolutions import features
 from dropconnectpp.lab.kernels.layer import Adagrad, LearnedGate, gated_product, gated_product_backward_, update_gate_
 from dropconnectpp.lab.network import linear, log_likelihoods
+from dropconnectpp.lab.regularisers import SYNAPSES
 
 if TYPE_CHECKING:
     from dropconnectpp.lab.training import Segment, Stack
@@ -54,7 +55,10 @@ def _joined(pieces: list[Tensor]) -> Tensor:
 def _segment_step(
     stack: Stack, number: int, segment: Segment, inputs: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Rewards, the gradient of the inputs, and the gradients of bias, output layer and the bias's gate, by name."""
+    """Rewards, the gradient of the inputs, and the gradients of bias, output layer and the bias's gate, by name.
+
+    Steps the weights and their gates, and the bias's gates too where they learn by the score.
+    """
     regulariser, rows, count = segment.regulariser, segment.rows, len(stack.examples.rows)
     x, weight = inputs[rows], stack.parameters["dense.weight"].detach()[rows]
     gate = regulariser.gate(count)
@@ -73,26 +77,28 @@ def _segment_step(
     mean_reward = None
     if regulariser.needs_mean_network:
         mean_reward = log_likelihoods(stack.predict_segment(segment, x.to(stack.dtype)), labels).mean(1)
-    with torch.no_grad():
-        coefficient = regulariser.coefficient(reward.detach(), mean_reward)
-        if isinstance(gate, LearnedGate):
-            gate = replace(gate, coefficient=coefficient)
-        update = _adagrad(stack, number, segment, "weight")
-        by_product = found.pop("product")
-        by_input, squared = gated_product_backward_(
-            x, by_product, weight, gate, regulariser.replicas, stack.step, update
-        )
-        if squared is not None:
-            bias_gate = regulariser.gate(count, "bias")
-            assert isinstance(bias_gate, LearnedGate)
-            bias_gate, update = replace(bias_gate, coefficient=coefficient), _adagrad(stack, number, segment, "bias")
-            squared += update_gate_(bias_gate, regulariser.replicas, stack.step, update)
-            regulariser.fold_in(reward.detach(), squared)
-        elif isinstance(gate, LearnedGate):
-            for name, value in regulariser.gradients(reward.detach(), None, count, ("bias",)).items():
-                key = f"segment{number}.{name}"
-                found[key] = found[key] + value if key in found else value
+    by_product, update = found.pop("product"), _adagrad(stack, number, segment, "weight")
+    by_input = gated_product_backward_(x, by_product, weight, gate, regulariser.replicas, stack.step, update)
+    if isinstance(gate, LearnedGate) and gate.kind == "score":
+        _learn_by_score(stack, number, segment, reward.detach(), mean_reward)
+    elif isinstance(gate, LearnedGate):
+        for name, value in regulariser.gradients(reward.detach(), None, count, ("bias",)).items():
+            key = f"segment{number}.{name}"
+            found[key] = found[key] + value if key in found else value
     return reward.detach(), by_input, found
+
+
+@torch.no_grad()
+def _learn_by_score(stack: Stack, number: int, segment: Segment, reward: Tensor, mean_reward: Tensor | None) -> None:
+    """A step of the gates of weights and biases, and of the moments."""
+    regulariser, squared = segment.regulariser, []
+    coefficient = regulariser.coefficient(reward, mean_reward)
+    for name in SYNAPSES:
+        gate = regulariser.gate(len(stack.examples.rows), name)
+        assert isinstance(gate, LearnedGate)
+        gate, update = replace(gate, coefficient=coefficient), _adagrad(stack, number, segment, name)
+        squared.append(update_gate_(gate, regulariser.replicas, stack.step, update))
+    regulariser.fold_in(reward, squared[0] + squared[1])
 
 
 def _adagrad(stack: Stack, number: int, segment: Segment, name: str) -> Adagrad:

@@ -132,6 +132,10 @@ def _draw(gate: Gate, weight: Tensor, replicas: Tensor, step: Tensor | int) -> T
         return None
     if isinstance(gate, FixedGate):
         return draw_masks(gate.stream, gate.keep[:, None, None].expand_as(weight), replicas, step)
+    return _learned_mask(gate, replicas, step)
+
+
+def _learned_mask(gate: LearnedGate, replicas: Tensor, step: Tensor | int) -> Tensor:
     return draw_masks(gate.stream, torch.sigmoid(gate.logit), replicas, step)
 
 
@@ -185,19 +189,17 @@ def gated_product_backward_(
     replicas: Tensor,
     step: Tensor | int,
     update: Adagrad,
-) -> tuple[Tensor, Tensor | None]:
-    """The gradient by x, in its precision, and sum (z - pi~)^2 (R,) for the score; steps weight and gate in place.
+) -> Tensor:
+    """The gradient by x, in its precision; steps the weight in place, and gates that learn straight through.
 
     ``by_output`` (R, B, O) is the loss's gradient by `gated_product`. The mask is drawn anew, so ``gate``,
-    ``replicas`` and ``step`` are those of the forward pass, and nothing has been trained in between.
+    ``replicas`` and ``step`` are those of the forward pass, and nothing has been trained in between. Gates that learn
+    by the score need no product: `update_gate_` steps them, afterwards.
     """
-    if isinstance(gate, LearnedGate):
+    if isinstance(gate, LearnedGate) and gate.kind == "straight-through":
         _check(gate, update)
     if usable(x, weight, gate, update):
-        by_x = _backward_by_kernel_(x, by_output, weight, gate, replicas, step, update)
-        if isinstance(gate, LearnedGate) and gate.kind == "score":
-            return by_x, _gate_by_kernel_(gate, replicas, step, update)
-        return by_x, None
+        return _backward_by_kernel_(x, by_output, weight, gate, replicas, step, update)
     return _backward_(x, by_output, weight, gate, _draw(gate, weight, replicas, step), update)
 
 
@@ -212,29 +214,21 @@ def _check(gate: LearnedGate, update: Adagrad) -> None:
 
 def _backward_(
     x: Tensor, by_output: Tensor, weight: Tensor, gate: Gate, mask: Tensor | None, update: Adagrad
-) -> tuple[Tensor, Tensor | None]:
+) -> Tensor:
     by_output = _rounded(by_output, x, weight.dtype)
     gated = weight if mask is None else weight * mask
     by_x = torch.bmm(by_output, _rounded(gated, x, weight.dtype)).to(x.dtype)
     product = torch.bmm(by_output.mT, x.to(weight.dtype))  # (R, O, I)
-    values, sums, sizes = [weight], [update.weight], [update.sizes]
-    gradients, squared = [product if mask is None else product * mask], None
-    if isinstance(gate, LearnedGate):
-        assert mask is not None
-        found, squared = _gate_gradients(gate, weight, product, mask)
-        for name, gradient in found.items():
-            values.append(getattr(gate, name))
-            sums.append(getattr(update, name))
-            sizes.append(_given(update.gate_sizes))
-            gradients.append(gradient)
-    adagrad_all_(values, gradients, sums, sizes, update.epsilon, update.inside)
-    return by_x, squared
+    if isinstance(gate, LearnedGate) and gate.kind == "straight-through":
+        _step_gate_(gate, functional.straight_through_gradient(gate.logit, weight, product), update)
+    by_weight = product if mask is None else product * mask
+    adagrad_all_([weight], [by_weight], [update.weight], [update.sizes], update.epsilon, update.inside)
+    return by_x
 
 
-def _gate_gradients(
-    gate: LearnedGate, weight: Tensor | None, product: Tensor | None, mask: Tensor
-) -> tuple[dict[str, Tensor], Tensor | None]:
-    logit, squared = gate.logit, None
+def _step_gate_(gate: LearnedGate, likelihood: Tensor, update: Adagrad) -> None:
+    """Adagrad on the logit and a free q(pi): the KL's slopes and the likelihood's gradient by the logit."""
+    logit = gate.logit
     found: dict[str, Tensor] = {}
     if gate.alpha is None or gate.beta is None:
         slope = functional.beta_bernoulli_kl_gradient(logit, gate.prior_alpha, gate.prior_beta)
@@ -243,14 +237,10 @@ def _gate_gradients(
         _, slope, *slopes = functional.learned_kl(logit, alpha, beta, gate.prior_alpha, gate.prior_beta)
         for name, raw, by in zip(("alpha", "beta"), (gate.alpha, gate.beta), slopes, strict=True):
             found[name] = by * gate.kl_scale * torch.sigmoid(raw)
-    if gate.kind == "score":
-        score = functional.bernoulli_score(mask, logit)
-        likelihood = -_given(gate.coefficient).view(-1, *[1] * (logit.ndim - 1)) * score
-        squared = score.square().flatten(1).sum(1)
-    else:
-        likelihood = functional.straight_through_gradient(logit, _given(weight), _given(product))
     found["logit"] = slope * gate.kl_scale + likelihood
-    return found, squared
+    values, sums = ([getattr(of, name) for name in found] for of in (gate, update))
+    sizes = [_given(update.gate_sizes)] * len(found)
+    adagrad_all_(values, list(found.values()), sums, sizes, update.epsilon, update.inside)
 
 
 def _backward_by_kernel_(
@@ -323,12 +313,9 @@ def update_gate_(gate: LearnedGate, replicas: Tensor, step: Tensor | int, update
     _check(gate, update)
     if _ready(gate.logit, gate.alpha, gate.beta, update.logit, update.alpha, update.beta) and _uniform(gate):
         return _gate_by_kernel_(gate, replicas, step, update)
-    mask = draw_masks(gate.stream, torch.sigmoid(gate.logit), replicas, step)
-    found, squared = _gate_gradients(gate, None, None, mask)
-    values, sums = ([getattr(of, name) for name in found] for of in (gate, update))
-    sizes = [_given(update.gate_sizes)] * len(found)
-    adagrad_all_(values, list(found.values()), sums, sizes, update.epsilon, update.inside)
-    return _given(squared)
+    score = functional.bernoulli_score(_learned_mask(gate, replicas, step), gate.logit)
+    _step_gate_(gate, -_given(gate.coefficient).view(-1, *[1] * (score.ndim - 1)) * score, update)
+    return score.square().flatten(1).sum(1)
 
 
 def _gate_by_kernel_(gate: LearnedGate, replicas: Tensor, step: Tensor | int, update: Adagrad) -> Tensor:
