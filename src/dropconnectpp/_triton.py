@@ -7,6 +7,23 @@ import triton.language as tl
 
 
 # Without annotations: the compiler takes every one for a name that the kernel uses.
+@triton.jit
+def tanh_of_half(size, decay, large):  # type: ignore[no-untyped-def]
+    """tanh(size / 2) for decay = e^-size and large = 1 / (1 + decay): by its series where 1 - decay loses digits."""
+    half = 0.5 * size
+    square = half * half
+    series = half * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0 - square * (17.0 / 315.0))))
+    return tl.where(size < 0.25, series, (1.0 - decay) * large)
+
+
+@triton.jit
+def uniform_slope(logit, small, large, t, s5, s4, s3, s2, s1, s0):  # type: ignore[no-untyped-def]
+    """dKL/dlogit for alpha = beta = 1 at the best q(pi), t = tanh(|logit| / 2); s is `functional.SLOPE_POLYNOMIAL`."""
+    s = t * t
+    slope = tl.abs(logit) - t * (((((s5 * s + s4) * s + s3) * s + s2) * s + s1) * s + s0)
+    return tl.where(logit < 0, -slope, slope) * small * large
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def posterior_kernel(  # type: ignore[no-untyped-def]
     logit_ptr,
@@ -45,20 +62,15 @@ def posterior_kernel(  # type: ignore[no-untyped-def]
     decay = tl.exp(-size)
     large = 1.0 / (1.0 + decay)
     small = decay * large
-    # tanh(size / 2): by its odd series where 1 - decay would lose digits.
-    half = 0.5 * size
-    square = half * half
-    series = half * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0 - square * (17.0 / 315.0))))
-    t = tl.where(size < 0.25, series, (1.0 - decay) * large)
+    t = tanh_of_half(size, decay, large)
     s = t * t
     value = (1.0 - s) * ((((v4 * s + v3) * s + v2) * s + v1) * s + v0)
     kl = 0.6931471805599453 + tl.log(large) - size * small + value
     tl.store(partial_ptr + program, tl.sum(tl.where(inside, kl, 0.0), axis=0))
     squared = 0.0
     if GRADIENT:
-        slope = size - t * (((((s5 * s + s4) * s + s3) * s + s2) * s + s1) * s + s0)
         scale = tl.load(kl_scale) if SCALE_IS_POINTER else kl_scale
-        gradient = scale * tl.where(logit < 0, -slope, slope) * small * large
+        gradient = scale * uniform_slope(logit, small, large, t, s5, s4, s3, s2, s1, s0)
         if SCORED:
             pi = tl.where(logit < 0, small, large)
             score = tl.load(mask_ptr + offsets, mask=inside, other=0).to(tl.float32) - pi

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from dropconnectpp._triton import tanh_of_half, uniform_slope
+
 
 # Without annotations: the compiler takes every one for a name that the kernel uses.
 @triton.jit  # type: ignore[untyped-decorator]
@@ -68,14 +70,8 @@ def score_kernel(  # type: ignore[no-untyped-def]
     decay = tl.exp(-size)
     large = 1.0 / (1.0 + decay)
     small = decay * large
-    # tanh(size / 2): by its odd series where 1 - decay would lose digits.
-    half = 0.5 * size
-    square = half * half
-    series = half * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0 - square * (17.0 / 315.0))))
-    t = tl.where(size < 0.25, series, (1.0 - decay) * large)
-    s = t * t
-    slope = size - t * (((((s5 * s + s4) * s + s3) * s + s2) * s + s1) * s + s0)
-    gradient = kl_scale * tl.where(logit < 0, -slope, slope) * small * large
+    t = tanh_of_half(size, decay, large)
+    gradient = kl_scale * uniform_slope(logit, small, large, t, s5, s4, s3, s2, s1, s0)
     score = tl.load(mask_ptr + offsets, mask=inside, other=0).to(tl.float32) - tl.where(logit < 0, small, large)
     gradient -= tl.load(coefficient_ptr + row) * score
     tl.store(gradient_ptr + offsets, gradient, mask=inside)

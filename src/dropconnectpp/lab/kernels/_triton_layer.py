@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from dropconnectpp._triton import tanh_of_half, uniform_slope
+
 
 # Without annotations: the compiler takes every one for a name that the kernel uses.
 @triton.jit  # type: ignore[untyped-decorator]
@@ -133,20 +135,6 @@ def product_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def uniform_slope(logit, small, large, decay, s5, s4, s3, s2, s1, s0):  # type: ignore[no-untyped-def]
-    """dKL/dlogit for alpha = beta = 1 at the best q(pi); s is `functional.SLOPE_POLYNOMIAL`."""
-    size = tl.abs(logit)
-    # tanh(size / 2): by its odd series where 1 - decay would lose digits.
-    half = 0.5 * size
-    square = half * half
-    series = half * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0 - square * (17.0 / 315.0))))
-    t = tl.where(size < 0.25, series, (1.0 - decay) * large)
-    s = t * t
-    slope = size - t * (((((s5 * s + s4) * s + s3) * s + s2) * s + s1) * s + s0)
-    return tl.where(logit < 0, -slope, slope) * small * large
-
-
-@triton.jit
 def softplus(raw):  # type: ignore[no-untyped-def]
     """log(1 + e^raw), to full relative precision: log(1 + d) = 2 artanh(d / (2 + d)) by its series."""
     decay = tl.exp(-tl.abs(raw))
@@ -242,7 +230,8 @@ def gate_step(  # type: ignore[no-untyped-def]
         )
         adagrad_step(beta_ptr, beta_sum_ptr, base, places, inside, raw_beta, beta_sum, by_beta, size, epsilon, INSIDE)
     else:
-        slope = uniform_slope(logit, small, large, decay, s5, s4, s3, s2, s1, s0)
+        t = tanh_of_half(tl.abs(logit), decay, large)
+        slope = uniform_slope(logit, small, large, t, s5, s4, s3, s2, s1, s0)
     if GATE == 3:
         likelihood *= small * large
     by_logit = kl_scale * slope + likelihood
