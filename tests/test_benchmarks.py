@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import importlib
 import json
 import math
@@ -216,3 +218,34 @@ def test_compare_groups(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr[-2000:]
     recorded = (ROOT / "records" / "2026-11-16-replicas" / "groups_cuda.md").read_text()
     assert (tmp_path / "groups.md").read_text() == recorded
+
+
+KERNELS = ROOT / "records" / "2026-11-16-kernels"
+
+
+def test_compare_stores(tmp_path: Path) -> None:
+    out = tmp_path / "table.md"
+    stores = [str(KERNELS / f"{name}.sqlite") for name in ("mixed", "float32")]
+    assert run("compare_stores.py", *stores, "--out", str(out)).returncode == 0
+    recorded = (KERNELS / "precisions_cuda.md").read_text().partition("\n")[2].strip()
+    assert out.read_text().strip() == recorded
+    lines = [line.split(" | ") for line in recorded.splitlines() if "accuracy, %" in line]
+    assert len(lines) == 2
+    for line in lines:  # accuracy does not move with the kernels
+        low, high = map(float, line[5].split(" to "))
+        assert low < 0.0 < high
+
+
+def test_publish(tmp_path: Path) -> None:
+    store = str(KERNELS / "mixed.sqlite")
+    for folder in ("one", "other"):
+        assert run("publish.py", store, str(tmp_path / folder), "--prefix", "cifar10").returncode == 0
+    files = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "other").iterdir()}
+    rows = list(csv.DictReader(gzip.decompress(files.pop("cifar10_rows.csv.gz")).decode().splitlines()))
+    assert len(rows) == 32
+    assert {"cifar10_accuracy.md", "cifar10_significance.md", "cifar10_shares.md"} <= set(files)
+    table = files["cifar10_accuracy.md"].decode()
+    assert table.startswith("## Table 1.")
+    mean = sum(float(row["accuracy"]) for row in rows if row["label"] == "No regularization") / 16
+    assert f"| No regularization | {mean:.2f} |" in table

@@ -174,6 +174,7 @@ step_sizes = [0.1, 1]
 step_epochs = 1
 step_replicas = 2
 rates = [0.5]
+logit_steps = [1, 30.0]
 rate_epochs = 1
 rate_replicas = 1
 holdout_share = 0.2
@@ -224,13 +225,14 @@ def test_a_full_file_says_everything(tmp_path):
     methods = (
         Method(kind="none"),
         Method(kind="dropconnect", rate=0.25, evaluation="gaussian"),
-        Method(kind="dropconnect++", estimator="concrete", temperature=0.5, hyper="optimal", alpha=2.0, num_samples=2),
+        Method(estimator="concrete", temperature=0.5, hyper="optimal", alpha=2.0, num_samples=2, logit_step=None),
     )
     selection = Selection(
         step_sizes=(0.1, 1.0),
         step_epochs=1,
         step_replicas=2,
         rates=(0.5,),
+        logit_steps=(1.0, 30.0),
         rate_epochs=1,
         rate_replicas=1,
         holdout_share=0.2,
@@ -354,3 +356,23 @@ def test_machines_can_take_different_replicas():
     whole = of_the_paper("table1", "cifar10", repeats=5)
     assert list(whole.replicas) == [0, 1, 2, 3, 4]
     assert list(replace(whole, first_replica=5, repeats=2).replicas) == [5, 6]
+
+
+def test_logit_steps_to_choose_from_leave_it_open_where_none_is_given(tmp_path):
+    text = """
+[selection]
+logit_steps = [1, 10]
+[[methods]]
+kind = "none"
+[[methods]]
+kind = "dropconnect++"
+[[methods]]
+kind = "dropconnect++"
+estimator = "straight-through"
+logit_step = 3
+"""
+    methods = [p.method for p in from_file(write(tmp_path, text)).protocols]
+    assert [method.logit_step for method in methods] == [1.0, None, 3.0]
+    assert [method.complete for method in methods] == [True, False, True]
+    only = from_file(write(tmp_path, "[selection]\nlogit_steps = [1, 10]\n")).protocols
+    assert [p.method.logit_step for p in only] == [None]

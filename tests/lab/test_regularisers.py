@@ -253,6 +253,36 @@ def stack_gradients(own: DropConnectPP) -> tuple[Tensor, dict[str, Tensor]]:
     return rewards.detach(), {name: value.detach() for name, value in gradients.items()}
 
 
+@pytest.mark.parametrize("name", ["bbvi, running", "bbvi, mean-network, L=2", "eq16, running", "disarm"])
+def test_the_control_keeps_the_size_of_the_reward_and_throws_its_sign(name):
+    usual = posterior(replace(CASES[name], kl_weight=0.0))
+    signs = []
+    for step in range(30):
+        control = posterior(replace(CASES[name], kl_weight=0.0, reward="random-sign"))
+        for own in (usual, control):
+            own._step = torch.tensor(step)
+        coefficients = numbers(usual.method.num_samples, 2, seed=30 + step)
+        assert usual._signed(coefficients) is coefficients
+        ratio = control._signed(coefficients) / coefficients
+        assert bool((ratio.abs() == 1.0).all())
+        signs.append(ratio)
+    thrown = torch.stack(signs)  # (30, L, R)
+    assert bool((thrown == 1.0).any(0).all())
+    assert bool((thrown == -1.0).any(0).all())
+    assert not torch.equal(thrown[..., 0], thrown[..., 1])  # replicas throw their own
+
+
+def test_the_control_learns_as_much_in_another_direction():
+    (rewards, usual), (same, control) = (
+        stack_gradients(posterior(Method(kl_weight=0.0, hyper="optimal", reward=reward)))
+        for reward in ("likelihood", "random-sign")
+    )
+    assert torch.equal(rewards, same)
+    for name, value in usual.items():
+        agrees, opposes = (torch.isclose(control[name], sign * value).flatten(1).all(1) for sign in (1.0, -1.0))
+        assert bool((agrees | opposes).all()), name
+
+
 def library(own: DropConnectPP, r: int) -> tuple[nn.Sequential, dcpp.ELBO]:
     """An ordinary model with replica r's weights and posterior."""
     method = own.method

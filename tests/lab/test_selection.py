@@ -222,6 +222,36 @@ def test_a_fixed_rate_is_kept_and_used_in_the_trials(tmp_path):
     assert evidence(runner, fixed)["rate_trials"] == []
 
 
+def test_an_open_logit_step_is_chosen_as_a_rate_is(tmp_path):
+    open_step = replace(PLAIN, method=Method(logit_step=None, hyper="optimal"))
+    accuracies = {1.0: (70.0, 71.0), 10.0: (72.0, 73.0), 100.0: (75.0, 60.0)}
+
+    def script(unit: Unit) -> dict[str, Any]:
+        step = unit.protocol.method.gate_step
+        return {"losses": [1.0], "accuracy": accuracies[step][unit.replica]}
+
+    runner = scripted(tmp_path, script)
+    settings = replace(SETTINGS, logit_steps=(1.0, 10.0, 100.0), rate_replicas=2)
+    found = chosen(open_step, runner, settings)
+    assert found.method == Method(logit_step=10.0, hyper="optimal")
+    assert found.complete
+    note = evidence(runner, open_step)
+    assert note["logit_step"] == 10.0
+    assert [(one["logit_step"], one["accuracy"]) for one in note["logit_step_trials"]] == [
+        (1.0, 70.5), (10.0, 72.5), (100.0, 67.5),
+    ]  # fmt: skip
+    tried = {(p.method.logit_step, bool(p.training.holdout)) for p in trials(runner)}
+    assert tried == {(1.0, False), (1.0, True), (10.0, True), (100.0, True)}  # step sizes first, at a logit step of 1
+
+
+def test_an_open_logit_step_needs_values_to_try(tmp_path):
+    open_step = replace(PLAIN, method=Method(logit_step=None))
+    with pytest.raises(ProtocolError, match="logit_step is open"):
+        chosen(open_step, scripted(tmp_path, measured))
+    with pytest.raises(ProtocolError, match="logit_steps must be positive"):
+        Selection(logit_steps=(0.0,))
+
+
 def test_a_fixed_step_size_is_kept_and_only_the_rate_tried(tmp_path):
     fixed = replace(OPEN, training=replace(OPEN.training, step_size=0.02))
     runner = scripted(tmp_path, measured)

@@ -113,6 +113,12 @@ def _from_content(content: dict[str, Any]) -> Experiment:
             raise ProtocolError("protocol.method is one method and [[methods]] are several: give one or the other.")
         chosen = [from_dict(Method, one, "methods.") for one in methods]
     selection = from_dict(Selection, content.get("selection", {}), "selection.")
+    given = content.get("methods", [content.get("protocol", {}).get("method", {})])
+    if selection.logit_steps:
+        chosen = [
+            replace(method, logit_step=None) if method.kind == "dropconnect++" and "logit_step" not in one else method
+            for method, one in zip(chosen, given, strict=True)
+        ]
     repeats = content.get("repeats", 10)
     if type(repeats) is not int:
         raise ProtocolError(f"repeats must be a whole number, got {repeats!r}.")

@@ -19,6 +19,8 @@ from dropconnectpp.errors import DropConnectError
 VERSION = 1
 """Part of every digest: raised when the same settings come to mean another experiment."""
 
+LATE = {"late": True}
+"""Marks a setting that was added after results had been stored."""
 Kind = Literal["none", "dropout", "dropconnect", "dropconnect++"]
 T = TypeVar("T")
 
@@ -145,9 +147,13 @@ class Method:
     """Not stated: what Adagrad moves, pi~'s log-odds or pi~ itself."""
     num_samples: int = 1
     """"drawing just one sample per minibatch; that is, we use L = 1"."""
-    logit_step: float = 1.0
-    """Step size of the posterior's parameters as a multiple of the weights'."""
+    logit_step: float | None = 1.0
+    """Step size of the posterior's parameters as a multiple of the weights'. None: choose it on held-out training
+    data, as a rate."""
     kl_weight: float = 1.0
+    reward: Literal["likelihood", "random-sign"] = field(default="likelihood", metadata=LATE)
+    """What a score is weighed by. "random-sign" is a control: as large as ever, but its sign is thrown, so that what
+    the posterior then learns is a random walk."""
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -183,11 +189,23 @@ class Method:
             "temperature": self.estimator != "concrete",
             "posterior_alpha": self.hyper != "learned",
             "posterior_beta": self.hyper != "learned",
+            "reward": self.estimator not in ("bbvi", "eq16", "disarm"),
         }
         for item in fields(self):
             value = getattr(self, item.name)
             if value != item.default and (item.name not in used or idle.get(item.name, False)):
                 raise ProtocolError(f"{item.name} = {value!r} does nothing for {self.kind} as it is set. Leave it out.")
+
+    @property
+    def gate_step(self) -> float:
+        """`logit_step`, once it is chosen."""
+        assert self.logit_step is not None
+        return self.logit_step
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to choose."""
+        return self.logit_step is not None and not (self.has_rate and self.rate is None)
 
     @property
     def has_rate(self) -> bool:
@@ -285,12 +303,16 @@ class Protocol:
 
     @property
     def complete(self) -> bool:
-        """Whether step size and rate are chosen."""
-        return self.training.step_size is not None and not (self.method.has_rate and self.method.rate is None)
+        """Whether step size, rate and logit step are chosen."""
+        return self.training.step_size is not None and self.method.complete
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+        """Plain data. Settings that came late are left out at their defaults: older digests stay what they were."""
+        values = asdict(self)
+        for item in fields(Method):
+            if item.metadata == LATE and values["method"][item.name] == item.default:
+                del values["method"][item.name]
+        return values
 
     @property
     def digest(self) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dropconnectpp.lab.protocol import STEP_SIZES, Evaluation, Protocol, ProtocolError
+from dropconnectpp.lab.protocol import STEP_SIZES, Evaluation, Method, Protocol, ProtocolError
 from dropconnectpp.lab.runner import Runner
 from dropconnectpp.lab.store import Row
 from dropconnectpp.lab.training import Unit
@@ -34,17 +34,21 @@ class Selection:
     """"the first few iterations"."""
     step_replicas: int = 3
     rates: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+    logit_steps: tuple[float, ...] = ()
+    """Logit steps to try for DropConnect++ where none is given; chosen as rates are."""
     rate_epochs: int | None = None
-    """None: as many as the experiment has."""
+    """For rates and logit steps. None: as many as the experiment has."""
     rate_replicas: int = 3
     holdout_share: float = 0.1
-    """Of the training set, on which rates are compared."""
+    """Of the training set, on which rates and logit steps are compared."""
 
     def __post_init__(self) -> None:
         if not self.step_sizes or not all(0.0 < step < math.inf for step in self.step_sizes):
             raise ProtocolError(f"step_sizes must be one or more positive numbers, got {self.step_sizes}.")
         if not self.rates or not all(0.0 <= rate < 1.0 for rate in self.rates):
             raise ProtocolError(f"rates must be one or more numbers in [0, 1), got {self.rates}.")
+        if not all(0.0 < step < math.inf for step in self.logit_steps):
+            raise ProtocolError(f"logit_steps must be positive numbers, got {self.logit_steps}.")
         for name in ("step_epochs", "step_replicas", "rate_epochs", "rate_replicas"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -59,15 +63,15 @@ def select(protocols: Sequence[Protocol], runner: Runner, settings: Selection) -
     if steps is None:
         return None
     with_steps = {p.digest: _with_step(p, steps.get(p.digest, {}).get("step_size")) for p in protocols}
-    rates = _choose_rates({d: p for d, p in with_steps.items() if not p.complete}, runner, settings)
-    if rates is None:
+    methods = _choose_methods({d: p for d, p in with_steps.items() if not p.complete}, runner, settings)
+    if methods is None:
         return None
     complete = {}
     with runner.store() as store:
         for protocol in protocols:
             chosen = with_steps[protocol.digest]
-            if protocol.digest in rates:
-                chosen = replace(chosen, method=replace(chosen.method, rate=rates[protocol.digest]["rate"]))
+            if protocol.digest in methods:
+                chosen = replace(chosen, method=methods[protocol.digest].method)
             complete[protocol.digest] = chosen
             store.add(protocol)
             store.add(chosen)
@@ -76,8 +80,10 @@ def select(protocols: Sequence[Protocol], runner: Runner, settings: Selection) -
                 "step_size": chosen.training.step_size,
                 "rate": chosen.method.rate,
                 "step_trials": steps.get(protocol.digest, {}).get("trials", []),
-                "rate_trials": rates.get(protocol.digest, {}).get("trials", []),
+                "rate_trials": [],
             }
+            if protocol.digest in methods:
+                evidence |= methods[protocol.digest].evidence
             store.write_note(protocol.digest, "selection", evidence)
     return complete
 
@@ -96,6 +102,8 @@ def _choose_steps(
         method = protocol.method
         if method.has_rate and method.rate is None:
             method = replace(method, rate=PROVISIONAL_RATE)
+        if method.logit_step is None:
+            method = replace(method, logit_step=1.0)
         training = replace(protocol.training, epochs=min(settings.step_epochs, protocol.training.epochs))
         base = replace(protocol, method=method, training=training, evaluation=QUICK)
         trials[protocol.digest] = {step: _with_step(base, step) for step in settings.step_sizes}
@@ -120,10 +128,26 @@ def _choose_steps(
     return found
 
 
-def _choose_rates(
-    protocols: dict[str, Protocol], runner: Runner, settings: Selection
-) -> dict[str, dict[str, Any]] | None:
+@dataclass(frozen=True)
+class _Chosen:
+    method: Method
+    evidence: dict[str, Any]
+
+
+def _candidates(protocol: Protocol, settings: Selection) -> tuple[str, dict[float, Method]]:
+    """What is open in a method, and the method for each value to try."""
+    method = protocol.method
+    if method.has_rate:
+        return "rate", {rate: replace(method, rate=rate) for rate in settings.rates}
+    if not settings.logit_steps:
+        raise ProtocolError(f"{method.label}: logit_step is open. Give it, or logit_steps to choose from.")
+    return "logit_step", {step: replace(method, logit_step=step) for step in settings.logit_steps}
+
+
+def _choose_methods(protocols: dict[str, Protocol], runner: Runner, settings: Selection) -> dict[str, _Chosen] | None:
+    """Rates and logit steps by the accuracy on held-out training data, by digest."""
     trials: dict[str, dict[float, Protocol]] = {}
+    names: dict[str, str] = {}
     for digest, protocol in protocols.items():
         if protocol.training.holdout:
             raise ProtocolError(
@@ -134,24 +158,27 @@ def _choose_rates(
         epochs = settings.rate_epochs or protocol.training.epochs
         training = replace(protocol.training, holdout=holdout, epochs=epochs)
         base = replace(protocol, training=training, evaluation=QUICK)
-        trials[digest] = {rate: replace(base, method=replace(protocol.method, rate=rate)) for rate in settings.rates}
+        names[digest], candidates = _candidates(protocol, settings)
+        trials[digest] = {value: replace(base, method=method) for value, method in candidates.items()}
     rows = _run(trials, runner, settings.rate_replicas)
     if rows is None:
         return None
     found = {}
-    for digest, candidates in trials.items():
+    for digest, tried in trials.items():
+        name = names[digest]
         measured = [
             {
-                "rate": rate,
+                name: value,
                 "accuracy": _mean(rows[trial.digest], lambda row: row.results.get("accuracy", math.nan)),
                 "n": len(rows[trial.digest]),
             }
-            for rate, trial in candidates.items()
+            for value, trial in tried.items()
         ]
         best = max(measured, key=lambda one: one["accuracy"] if math.isfinite(one["accuracy"]) else -math.inf)
         if not math.isfinite(best["accuracy"]):
-            runner.display.note(f"Every rate diverged, {best['rate']} is taken. Try a smaller step size.")
-        found[digest] = {"rate": best["rate"], "trials": measured}
+            runner.display.note(f"Every {name} diverged, {best[name]} is taken. Try a smaller step size.")
+        method = tried[best[name]].method
+        found[digest] = _Chosen(method, {name: best[name], f"{name}_trials": measured})
     return found
 
 

@@ -266,7 +266,7 @@ class Stack:
         if not name.startswith("segment"):
             return self.step_sizes
         segment = self.segments[int(name.partition(".")[0].removeprefix("segment"))]
-        return self.step_sizes[segment.rows] * segment.regulariser.method.logit_step
+        return self.step_sizes[segment.rows] * segment.regulariser.method.gate_step
 
     # ------------------------------------------------------------------------------------ prediction
 
@@ -324,7 +324,7 @@ def _check(units: Sequence[Unit]) -> None:
         raise ProtocolError("a stack holds at least one replica, got none.")
     for unit in units:
         if not unit.protocol.complete:
-            raise ProtocolError(f"{unit.protocol.method.label}: step size or rate is not chosen yet. Select it first.")
+            raise ProtocolError(f"{unit.protocol.method.label}: step size, rate or logit step is not chosen yet. Select it first.")
         if not units[0].protocol.stackable(unit.protocol):
             raise ProtocolError("replicas of one stack may differ in method and step size only.")
     if len({unit.key for unit in units}) < len(units):

@@ -92,6 +92,7 @@ def _trials(note: Mapping[str, Any]) -> list[tuple[str, tuple[tuple[str, str, st
     kinds = (
         ("step_trials", "step_size", "loss", "Step size {}, chosen by the mean training loss of the first epochs", 4),
         ("rate_trials", "rate", "accuracy", "Rate {}, chosen by the accuracy on held-out training data", 2),
+        ("logit_step_trials", "logit_step", "accuracy", "Logit step {}, chosen by the same accuracy", 2),
     )
     found = []
     for name, value, score, heading, digits in kinds:

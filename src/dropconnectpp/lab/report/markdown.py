@@ -23,10 +23,13 @@ def escaped(text: str) -> str:
 def document(summary: str, findings: Sentences, tables: Iterable[Laid]) -> str:
     """All tables, with what they say."""
     parts = ["# DropConnect++: results", escaped(summary), *_said(findings)]
-    for table in tables:
-        parts += [f"## {escaped(table.caption)}", *_said(table.sentences), *_groups(table)]
-        parts += [escaped(note) for note in table.notes]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts + list(map(section, tables))) + "\n"
+
+
+def section(table: Laid) -> str:
+    """One table under its heading, with what it says."""
+    parts = [f"## {escaped(table.caption)}", *_said(table.sentences), *_groups(table), *map(escaped, table.notes)]
+    return "\n\n".join(parts)
 
 
 def _said(sentences: Sentences) -> list[str]:
