@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -376,3 +377,14 @@ logit_step = 3
     assert [method.complete for method in methods] == [True, False, True]
     only = from_file(write(tmp_path, "[selection]\nlogit_steps = [1, 10]\n")).protocols
     assert [p.method.logit_step for p in only] == [None]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "experiments").glob("*.toml")), ids=lambda p: p.stem
+)
+def test_the_experiments_that_come_along_can_be_read(path):
+    experiment = from_file(path)
+    assert experiment.repeats == 20
+    assert {p.method.kind for p in experiment.protocols} == {"dropconnect++"}
+    assert len({p.digest for p in experiment.protocols}) == len(experiment.protocols) >= 3
+    assert path.name in (path.parent / "README.md").read_text()
