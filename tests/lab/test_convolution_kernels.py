@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d
 
+from dropconnectpp.lab import convolutions
 from dropconnectpp.lab.kernels import convolution
 from dropconnectpp.lab.kernels.convolution import Launch, Layer
-from dropconnectpp.lab.protocol import pooled_side
+from dropconnectpp.lab.protocol import Architecture, pooled_side
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -139,6 +141,75 @@ def test_emulated_kernels_are_the_definition(emulated, layer: Layer, replicas: i
     case.check(passed.y, *convolution.backward(layer, passed, case.laid_gradient, case.filters))
 
 
+@needs_compiler
+def test_emulated_layers_make_a_network_with_gradients(emulated) -> None:
+    """Against the float64 twin: bf16 rounds maps and their gradients, and a maximum may then lie elsewhere."""
+    architecture = Architecture(maps=(32, 32), pooled=(True, False), filter_size=3, padding=1, hidden=4)
+    random = torch.Generator().manual_seed(3)
+    images = torch.randn(2, 3, 1, 8, 8, generator=random).bfloat16()
+    shapes = {"conv0.weight": (32, 1, 3, 3), "conv0.bias": (32,), "conv1.weight": (32, 32, 3, 3), "conv1.bias": (32,)}
+    parameters = {
+        name: (torch.randn(2, *shape, generator=random) * 0.3).requires_grad_() for name, shape in shapes.items()
+    }
+    found = convolution.features(images, parameters, architecture)
+    twins = {name: value.detach().double().requires_grad_() for name, value in parameters.items()}
+    expected = convolutions.features(images.double(), twins, architecture)
+    assert found.shape == expected.shape == (2, 3, 32 * 4 * 4)
+    assert distance(found, expected) < 0.01
+    gradient = torch.randn(expected.shape, generator=random).bfloat16()
+    back = torch.autograd.grad(found, list(parameters.values()), gradient)
+    wanted = torch.autograd.grad(expected, list(twins.values()), gradient.double())
+    for name, one, other in zip(parameters, back, wanted, strict=True):
+        assert one.dtype == torch.float32
+        assert distance(one, other) < 0.05, name
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Relative error in the Frobenius norm."""
+    one, other = one.detach().double(), other.detach()
+    return float((one - other).norm() / other.norm())
+
+
+# ----------------------------------------------------------------------------------------- what is covered
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"pooled": (True, True, True)},
+        {"pooled": (False, True, False)},
+        {"maps": (32, 48, 64)},
+        {"maps": (16, 32, 64)},
+        {"padding": 0},
+        {"filter_size": 4, "padding": 2},
+        {"filter_size": 9, "padding": 4},
+        {"pool_size": 4},
+    ],
+    ids=str,
+)
+def test_other_architectures_go_through_plain_torch(other: dict) -> None:
+    assert convolution.layers_of(Architecture(), 3, 32) is not None
+    assert convolution.layers_of(replace(Architecture(), **other), 3, 32) is None
+
+
+def test_pictures_with_many_channels_and_a_cpu_go_through_plain_torch() -> None:
+    assert convolution.layers_of(Architecture(), 4, 32) is None  # 5 x 4 numbers of a window's row do not fit 16
+    assert not convolution.usable(torch.zeros(1, 2, 3, 32, 32, dtype=torch.bfloat16), Architecture())
+
+
+@pytest.mark.parametrize("limit", [convolution.SHARED_BYTES, 101_376, 65_536])
+@pytest.mark.parametrize(("channels", "side"), [(3, 32), (1, 28), (2, 32), (3, 8)])
+def test_plans_fit_the_shared_memory_of_small_cards(channels: int, side: int, limit: int) -> None:
+    layers = convolution.layers_of(Architecture(), channels, side)
+    assert layers is not None
+    for layer in layers:
+        launches = [convolution.forward_launch(layer, limit), convolution.filter_launch(layer, limit)]
+        launches += [] if layer.first else [convolution.input_launch(layer, limit)]
+        for launch in launches:
+            assert launch.shared <= limit, launch
+            assert launch.threads <= 1024
+
+
 # ---------------------------------------------------------------------------------------------- on a GPU
 
 LAYERS = [
@@ -166,3 +237,33 @@ def test_kernels_on_a_gpu_are_the_definition(layer: Layer, replicas: int, batch:
     for _ in range(3):
         passed = convolution.forward(layer, x, filters, bias)
         case.check(passed.y, *convolution.backward(layer, passed, case.laid_gradient.cuda(), filters))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("layer", LAYERS[:3], ids=lambda layer: f"{layer.inputs}x{layer.side}x{layer.side}")
+@pytest.mark.parametrize(("replicas", "batch"), [(200, 2), (2, 128), (7, 129)])
+def test_any_number_of_replicas_and_pictures_on_a_gpu(layer: Layer, replicas: int, batch: int) -> None:
+    test_kernels_on_a_gpu_are_the_definition(layer, replicas, batch)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_replicas_numbers_on_a_gpu_do_not_depend_on_the_others() -> None:
+    random = torch.Generator().manual_seed(5)
+    for layer in LAYERS[:3]:
+        shape = (9, 20, layer.side, layer.side, layer.inputs)
+        x = torch.randn(shape, generator=random).bfloat16().cuda()
+        filters = torch.randn(9, layer.outputs, layer.inputs, 5, 5, generator=random).cuda() * 0.05
+        bias = torch.randn(9, layer.outputs, generator=random).cuda()
+        together = convolution.forward(layer, x, filters, bias)
+        gradient = torch.randn(together.y.shape, generator=random).bfloat16().cuda()
+        back = convolution.backward(layer, together, gradient, filters)
+        one = slice(6, 7)
+        alone = convolution.forward(layer, x[one].clone(), filters[one].clone(), bias[one].clone())
+        assert torch.equal(alone.y, together.y[one])
+        for single, all_of_them in zip(
+            convolution.backward(layer, alone, gradient[one].clone(), filters[one].clone()), back, strict=True
+        ):
+            assert (single is None) == (all_of_them is None)
+            assert single is None or torch.equal(single, all_of_them[one])
