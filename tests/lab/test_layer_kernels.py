@@ -24,14 +24,19 @@ needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
 )
 STREAM = Stream(7, "mask:weight")
-KINDS = ["open", "fixed", "score", "straight-through", "score, learned", "straight-through, learned"]
+LEARNED = ["score", "straight-through", "score, learned", "straight-through, learned"]
+KINDS = ["open", "fixed", *LEARNED]
+SAMPLED = [(kind, 1) for kind in KINDS] + [(kind, 3) for kind in LEARNED]
+"""Kinds of gates with how many samples they take."""
 STEP = 12
 
 
 class Case:
     """One layer's tensors, with sums of squares that start at zero: after one step they are the gradients' squares."""
 
-    def __init__(self, kind: str, shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, kind: str, shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float32, samples: int = 1
+    ) -> None:
         stack, batch, units, width = shape
         generator = torch.Generator().manual_seed(sum(shape))
 
@@ -39,7 +44,7 @@ class Case:
             return torch.randn(size, generator=generator).to(dtype)
 
         self.replicas = torch.arange(stack) * 5 + 1
-        self.x, self.by_output = normal(stack, batch, width), normal(stack, batch, units)
+        self.x, self.by_output = normal(stack, batch, width), normal(samples, stack, batch, units)
         self.weight, logit = normal(stack, units, width), 2 * normal(stack, units, width)
         logit[0, 0, 0] = 0.0
         alpha, beta = (normal(stack, units, width) for _ in range(2))
@@ -51,8 +56,9 @@ class Case:
                 logit,
                 STREAM,
                 "score" if "score" in kind else "straight-through",
-                normal(stack) if "score" in kind else None,
+                normal(samples, stack) if "score" in kind else None,
                 0.3,
+                samples=samples,
             )
             if "learned" in kind:
                 self.gate = replace(self.gate, alpha=alpha, beta=beta, prior_alpha=1.5, prior_beta=0.7)
@@ -69,24 +75,26 @@ class Case:
     def to(self, *where: Any, rows: slice = slice(None)) -> Case:
         """A copy on another device or in another precision, or of some replicas."""
 
-        def moved(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            return value[rows].to(*where).clone() if value.is_floating_point() else value[rows].clone()
+        def moved(values: dict[str, Any]) -> dict[str, Tensor]:
+            given = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+            chosen = {n: v[:, rows] if n in ("by_output", "coefficient") else v[rows] for n, v in given.items()}
+            return {n: v.to(*where).clone() for n, v in chosen.items()}
 
         other = object.__new__(Case)
-        for name in ("x", "by_output", "weight"):
-            setattr(other, name, moved(getattr(self, name)))
-        device = other.x.device
-        other.replicas = self.replicas[rows].to(device)
-        other.gate = replace(self.gate, **{k: moved(v) for k, v in vars(self.gate).items() if isinstance(v, Tensor)})
-        other.update = replace(
-            self.update, **{k: moved(v) for k, v in vars(self.update).items() if isinstance(v, Tensor)}
-        )
+        for name, value in moved({name: getattr(self, name) for name in ("x", "by_output", "weight")}).items():
+            setattr(other, name, value)
+        other.replicas = self.replicas[rows].to(other.x.device)
+        other.gate = replace(self.gate, **moved(vars(self.gate)))
+        other.update = replace(self.update, **moved(vars(self.update)))
         return other
 
-    def mask(self) -> Tensor | None:
-        return layer._draw(self.gate, self.weight, self.replicas, STEP)
+    def masks(self) -> list[Tensor | None]:
+        return list(layer._draw(self.gate, self.weight, self.replicas, STEP))
+
+    def dropped(self) -> Tensor | None:
+        """Synapses that no sample keeps."""
+        masks = [mask for mask in self.masks() if mask is not None]
+        return ~torch.stack(masks).any(0) if masks else None
 
     def forward(self) -> Tensor:
         return layer.gated_product(self.x, self.weight, self.gate, self.replicas, STEP)
@@ -110,12 +118,10 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 def expected_gradients(case: Case) -> dict[str, Tensor]:
     """What the library's own functions and autograd make of the step."""
-    mask, leaves = case.mask(), {name: value.clone().requires_grad_() for name, value in case.trained().items()}
-    x = case.x.clone().requires_grad_()
-    weight, gate = leaves["weight"], case.gate
+    leaves = {name: value.clone().requires_grad_() for name, value in case.trained().items()}
+    x, gate, output = case.x.clone().requires_grad_(), case.gate, []
     loss = torch.zeros((), dtype=x.dtype)
     if isinstance(gate, LearnedGate):
-        assert mask is not None
         if "alpha" in leaves:
             alpha, beta = functional.positive(leaves["alpha"]), functional.positive(leaves["beta"])
             kl = functional.bernoulli_kl(leaves["logit"], alpha, beta)
@@ -123,28 +129,31 @@ def expected_gradients(case: Case) -> dict[str, Tensor]:
         else:
             kl = functional.beta_bernoulli_kl(leaves["logit"], gate.prior_alpha, gate.prior_beta)
         loss = loss + gate.kl_scale * kl.sum()
-        if gate.kind == "score":
+    for sample, mask in enumerate(case.masks()):
+        weight = leaves["weight"]
+        if isinstance(gate, LearnedGate) and gate.kind == "score":
+            assert mask is not None
             assert gate.coefficient is not None
             log_q = functional.log_bernoulli(mask, leaves["logit"]).flatten(1).sum(1)
-            loss = loss - (gate.coefficient * log_q).sum()
-            weight = gating.masked(weight, mask)
-        else:
+            loss = loss - (gate.coefficient[sample] * log_q).sum()
+        if isinstance(gate, LearnedGate) and gate.kind == "straight-through":
+            assert mask is not None
             weight = gating.straight_through(weight, leaves["logit"], mask, None)
-    elif mask is not None:
-        weight = gating.masked(weight, mask)
-    output = torch.bmm(x, weight.mT)
-    torch.testing.assert_close(case.forward(), output.detach(), rtol=1e-12, atol=1e-12)
-    loss = loss + (output * case.by_output).sum()
+        elif mask is not None:
+            weight = gating.masked(weight, mask)
+        output.append(torch.bmm(x, weight.mT))
+    torch.testing.assert_close(case.forward(), torch.stack(output).detach(), rtol=1e-12, atol=1e-12)
+    loss = loss + (torch.stack(output) * case.by_output).sum()
     found = torch.autograd.grad(loss, [x, *leaves.values()])
     return dict(zip(["x", *leaves], found, strict=True))
 
 
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_twins_are_autograd_and_adagrad(kind: str, inside: bool) -> None:
-    case = Case(kind, (2, 5, 3, 7), torch.float64)
+@pytest.mark.parametrize(("kind", "samples"), SAMPLED)
+def test_the_twins_are_autograd_and_adagrad(kind: str, samples: int, inside: bool) -> None:
+    case = Case(kind, (2, 5, 3, 7), torch.float64, samples)
     case.update = replace(case.update, inside=inside)
-    wanted, mask = expected_gradients(case), case.mask()
+    wanted, masks = expected_gradients(case), case.masks()
     before = {name: value.clone() for name, value in case.trained().items()}
     by_x, squared = case.backward()
     torch.testing.assert_close(by_x, wanted["x"], rtol=1e-12, atol=1e-12)
@@ -157,12 +166,21 @@ def test_the_twins_are_autograd_and_adagrad(kind: str, inside: bool) -> None:
         step = sizes[:, None, None] * gradient / root
         torch.testing.assert_close(value, before[name] - step, rtol=1e-7, atol=1e-9)
     if isinstance(case.gate, LearnedGate) and case.gate.kind == "score":
-        assert mask is not None
         assert squared is not None
-        score = mask.double() - torch.sigmoid(before["logit"])
-        torch.testing.assert_close(squared, score.square().sum((1, 2)))
+        for mask, found in zip(masks, squared, strict=True):
+            assert mask is not None
+            score = mask.double() - torch.sigmoid(before["logit"])
+            torch.testing.assert_close(found, score.square().sum((1, 2)))
     else:
         assert squared is None
+
+
+def test_every_sample_has_the_mask_of_its_draw() -> None:
+    case = Case("score", (2, 5, 3, 7), torch.float64, samples=3)
+    assert isinstance(case.gate, LearnedGate)
+    for draw, mask in enumerate(case.masks()):
+        assert mask is not None
+        assert torch.equal(mask, STREAM.bernoulli(torch.sigmoid(case.gate.logit), case.replicas, STEP, draw))
 
 
 def test_gates_alone_learn_by_the_score_only() -> None:
@@ -190,7 +208,7 @@ def test_a_twin_rounds_its_operands_to_the_precision_of_x() -> None:
     case.x = case.x.bfloat16()
     found = case.forward()
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found, torch.bmm(case.x.float(), case.weight.bfloat16().float().mT))
+    torch.testing.assert_close(found[0], torch.bmm(case.x.float(), case.weight.bfloat16().float().mT))
     assert case.backward()[0].dtype == torch.bfloat16
 
 
@@ -200,14 +218,17 @@ def test_what_is_missing_is_named() -> None:
         LearnedGate(logit, STREAM, "pathwise")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="both or none"):
         LearnedGate(logit, STREAM, alpha=logit)
+    with pytest.raises(ArgumentError, match="samples"):
+        LearnedGate(logit, STREAM, samples=0)
     case = Case("score", (1, 2, 3, 4))
     gate = case.gate
     case.gate = replace(gate, alpha=case.weight, beta=case.weight)
     with pytest.raises(ArgumentError, match="alpha, beta"):
         case.backward()
-    case.gate = replace(gate, coefficient=None)
-    with pytest.raises(ArgumentError, match="coefficient"):
-        case.backward()
+    for coefficient in (None, torch.zeros(1), torch.zeros(2, 1)):
+        case.gate = replace(gate, coefficient=coefficient)
+        with pytest.raises(ArgumentError, match=r"coefficient of shape \(1, 1\)"):
+            case.backward()
 
 
 # --------------------------------------------------------------------------------- the interpreter
@@ -220,10 +241,11 @@ import torch
 from dataclasses import replace
 from dropconnectpp.lab.kernels import layer
 sys.path.insert(0, sys.argv[1])
-from test_layer_kernels import KINDS, STEP, Case
+from test_layer_kernels import KINDS, LEARNED, STEP, Case
 
 layer.BLOCK_B = layer.FORWARD_O = layer.BACKWARD_O = layer.BACKWARD_I = layer.CROWDED_I = 16
-layer.FORWARD_I = layer.MANY_I = layer.GATE_BLOCK = layer.HYPER_BLOCK = 16
+layer.FORWARD_I = layer.MANY_I = 16
+layer.GATE_BLOCK = layer.HYPER_BLOCK = 128
 layer.SPLIT, GUARD, rooms = 32, 64, []
 plain = torch.empty
 
@@ -252,15 +274,15 @@ def untouched():
     rooms.clear()
 
 def run(case, kernels, step=STEP):
-    layer.usable = lambda *_: kernels
+    layer.usable = layer._ready = lambda *_: kernels
     torch.empty = poisoned if kernels else plain
     try:
         return case.forward(), case.backward(step)
     finally:
         torch.empty = plain
 
-def check(kind, shape, inside, step):
-    case = Case(kind, shape)
+def check(kind, shape, samples, inside, step):
+    case = Case(kind, shape, samples=samples)
     # Operands that bfloat16 holds: the interpreter rounds to it towards zero.
     case.weight, case.by_output = case.weight.bfloat16().float(), case.by_output.bfloat16().float()
     case.update = replace(case.update, inside=inside)
@@ -268,11 +290,11 @@ def check(kind, shape, inside, step):
     for one in (wanted, found, alone):
         one.x = one.x.bfloat16()
     guard(found)
-    mask = case.mask()
+    dropped = case.dropped()
     output, (by_x, squared) = run(found, True, step)
     untouched()
     twin_output, (twin_by_x, twin_squared) = run(wanted, False)
-    where = kind, shape, inside
+    where = kind, shape, samples, inside
     assert output.dtype == torch.float32 and by_x.dtype == torch.bfloat16, where
     # The order of a sum, and for by_x bfloat16's last place.
     assert torch.allclose(output, twin_output, rtol=1e-5, atol=1e-5), where
@@ -283,21 +305,24 @@ def check(kind, shape, inside, step):
     for name, value in found.trained().items():
         squares, twins = getattr(found.update, name), getattr(wanted.update, name)
         assert torch.allclose(squares.sqrt(), twins.sqrt(), rtol=2e-5, atol=2e-5), (*where, name)
-        if name == "weight" and mask is not None:
-            assert not squares[~mask].any() and squares[mask].all(), "the mask is the twin's, synapse by synapse"
+        if name == "weight" and dropped is not None:
+            assert not squares[dropped].any() and squares[~dropped].all(), "masks are the twin's, synapse by synapse"
         away = twins.sqrt() > 1e-2  # a first step is the gradient's sign: nearly free where the gradient vanishes
         twin = wanted.trained()[name]
         assert torch.allclose(value[away], twin[away], rtol=1e-4, atol=1e-4), (*where, name)
     if shape[0] > 1:
         row = run(alone, True, step)
         rooms.clear()
-        assert torch.equal(row[0][0], output[1]) and torch.equal(row[1][0][0], by_x[1]), where
+        assert torch.equal(row[0], output[:, 1:2]) and torch.equal(row[1][0][0], by_x[1]), where
         for name, value in alone.trained().items():
             assert torch.equal(value[0], found.trained()[name][1]), (*where, name)
 
 for kind in KINDS:
     for shape in ((2, 5, 3, 7), (3, 16, 16, 32), (2, 20, 10, 75), (2, 37, 18, 36)):
-        check(kind, shape, shape[1] == 5, torch.tensor(STEP) if shape[0] == 3 else STEP)
+        check(kind, shape, 1, shape[1] == 5, torch.tensor(STEP) if shape[0] == 3 else STEP)
+for kind in LEARNED:
+    for shape in ((2, 5, 3, 7), (2, 20, 18, 36)):
+        check(kind, shape, 2, True, STEP)
 print("all well")
 """
 
@@ -348,31 +373,29 @@ def test_the_interpreted_kernels_are_their_twins(source: str, tmp_path) -> None:
 
 SHAPES = [(1, 128, 64, 4096), (3, 100, 10, 75), (2, 128, 512, 4096), (50, 128, 64, 4096), (200, 7, 64, 256)]
 ODD_SHAPES = [(2, 300, 64, 256), (2, 129, 33, 130)]
+SAMPLED_SHAPES = [(3, 128, 64, 4096), (2, 128, 512, 4096), (3, 100, 10, 75), (2, 129, 33, 130)]
 
 
-def on_gpu(kind: str, shape: tuple[int, int, int, int]) -> Case:
-    case = Case(kind, shape).to("cuda")
+def on_gpu(kind: str, shape: tuple[int, int, int, int], samples: int = 1) -> Case:
+    case = Case(kind, shape, samples=samples).to("cuda")
     case.x = case.x.bfloat16()
     case.by_output = (case.by_output / shape[1]).bfloat16().float()
     assert layer.usable(case.x, case.weight, case.gate, case.update)
     return case
 
 
-def step_with(case: Case, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """`Case.backward` by the twins with a mask that is given: in float64 they would draw another one."""
-    by_x = layer._backward_(case.x, case.by_output, case.weight, case.gate, mask, case.update)
+def step_with(case: Case, masks: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    """`Case.backward` by the twins with masks that are given: in float64 they would draw others."""
+    by_x = layer._backward_(case.x, case.by_output, case.weight, case.gate, masks, case.update)
     if not isinstance(case.gate, LearnedGate) or case.gate.coefficient is None:
         return by_x, None
-    assert mask is not None
-    score = functional.bernoulli_score(mask, case.gate.logit)
-    layer._step_gate_(case.gate, -case.gate.coefficient[:, None, None] * score, case.update)
-    return by_x, score.square().sum((1, 2))
+    return by_x, layer._update_gate_(case.gate, [mask for mask in masks if mask is not None], case.update)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_step_with_a_given_mask_is_the_step(kind: str) -> None:
-    case, other = (Case(kind, (2, 5, 3, 7), torch.float64) for _ in range(2))
-    for found, expected in zip(step_with(other, other.mask()), case.backward(), strict=True):
+@pytest.mark.parametrize(("kind", "samples"), SAMPLED)
+def test_the_step_with_given_masks_is_the_step(kind: str, samples: int) -> None:
+    case, other = (Case(kind, (2, 5, 3, 7), torch.float64, samples) for _ in range(2))
+    for found, expected in zip(step_with(other, other.masks()), case.backward(), strict=True):
         assert (found is None) == (expected is None)
         assert found is None or torch.equal(found, expected)
     for name, value in case.trained().items():
@@ -381,14 +404,17 @@ def test_the_step_with_a_given_mask_is_the_step(kind: str) -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("shape", SHAPES + ODD_SHAPES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_layer_on_a_gpu_is_its_twin(kind: str, shape: tuple[int, int, int, int]) -> None:
-    start = on_gpu(kind, shape)
-    mask = start.mask()
+@pytest.mark.parametrize(
+    ("kind", "shape", "samples"),
+    [(kind, shape, 1) for kind in KINDS for shape in SHAPES + ODD_SHAPES]
+    + [(kind, shape, 3) for kind in LEARNED for shape in SAMPLED_SHAPES],
+)
+def test_the_layer_on_a_gpu_is_its_twin(kind: str, shape: tuple[int, int, int, int], samples: int) -> None:
+    start = on_gpu(kind, shape, samples)
+    masks, dropped = start.masks(), start.dropped()
     wide = start.to(torch.float64)
-    wanted_output = layer._product(wide.x, wide.weight, mask)
-    wanted_by_x, wanted_squared = step_with(wide, mask)
+    wanted_output = torch.stack([layer._product(wide.x, wide.weight, mask) for mask in masks])
+    wanted_by_x, wanted_squared = step_with(wide, masks)
     first = None
     for _ in range(3):
         case = start.to("cuda")
@@ -400,8 +426,8 @@ def test_the_layer_on_a_gpu_is_its_twin(kind: str, shape: tuple[int, int, int, i
         for name in case.trained():
             roots = [getattr(one.update, name).sqrt() for one in (case, wide)]
             assert distance(*roots) < 1e-4, name
-        if mask is not None:
-            assert not case.update.weight[~mask].any()
+        if dropped is not None:
+            assert not case.update.weight[dropped].any()
         if squared is not None:
             assert wanted_squared is not None
             assert distance(squared, wanted_squared) < 1e-5
@@ -432,13 +458,15 @@ def test_a_step_on_a_gpu_is_adagrads(kind: str) -> None:
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("shape", [(5, 128, 64, 4096), (5, 100, 10, 75)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_replica_on_a_gpu_does_not_know_of_the_others(kind: str, shape: tuple[int, int, int, int]) -> None:
-    start = on_gpu(kind, shape)
+@pytest.mark.parametrize(("kind", "samples"), SAMPLED)
+def test_a_replica_on_a_gpu_does_not_know_of_the_others(
+    kind: str, samples: int, shape: tuple[int, int, int, int]
+) -> None:
+    start = on_gpu(kind, shape, samples)
     for _ in range(3):
         stack, alone = start.to("cuda"), start.to("cuda", rows=slice(3, 4))
         together, single = stack.forward(), alone.forward()
-        assert torch.equal(together[3:4], single)
+        assert torch.equal(together[:, 3:4], single)
         assert torch.equal(stack.backward()[0][3:4], alone.backward()[0])
         for name, value in alone.trained().items():
             assert torch.equal(value, stack.trained()[name][3:4]), name
@@ -448,15 +476,14 @@ def test_a_replica_on_a_gpu_does_not_know_of_the_others(kind: str, shape: tuple[
 @needs_gpu
 @pytest.mark.parametrize("width", [75, 256, 4096])
 def test_masks_on_a_gpu_are_the_streams(width: int) -> None:
-    for kind in ("fixed", "score"):
-        start = on_gpu(kind, (3, width, 64, width))
-        # One example for each input, so that a gated product is a mask, and a masked gradient too.
+    for kind, samples in (("fixed", 1), ("score", 1), ("score", 3)):
+        start = on_gpu(kind, (3, width, 64, width), samples)
+        # One example for each input, so that a gated product is a mask, and a masked gradient too: here how many keep.
         start.x = torch.eye(width, device="cuda", dtype=torch.bfloat16).expand(3, width, width).contiguous()
         start.weight, start.by_output = torch.ones_like(start.weight), torch.ones_like(start.by_output)
-        mask = start.mask()
-        assert mask is not None
+        masks = torch.stack([mask for mask in start.masks() if mask is not None]).float()
         for _ in range(3):
             case = start.to("cuda")
-            assert torch.equal(case.forward().mT, mask.float())
+            assert torch.equal(case.forward().mT, masks)
             case.backward()
-            assert torch.equal(case.update.weight, mask.float())
+            assert torch.equal(case.update.weight, masks.sum(0).square())

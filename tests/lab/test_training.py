@@ -470,8 +470,14 @@ def changed(**options: Any) -> Unit:
     ("units", "message"),
     [
         ([], "a stack holds at least one replica, got none"),
-        ([Unit(settings(step_size=None), 0)], "No regularization: step size or rate is not chosen yet. Select it"),
-        ([Unit(settings(Method(kind="dropconnect")), 0)], "DropConnect: step size or rate is not chosen yet"),
+        (
+            [Unit(settings(step_size=None), 0)],
+            "No regularization: step size, rate or logit step is not chosen yet. Select it",
+        ),
+        (
+            [Unit(settings(Method(kind="dropconnect")), 0)],
+            "DropConnect: step size, rate or logit step is not chosen yet",
+        ),
         ([Unit(settings(), 0), changed(root_seed=6)], "may differ in method and step size only"),
         ([Unit(settings(), 0), changed(training=Training(step_size=0.05, batch_size=5))], "may differ in method"),
         ([Unit(settings(), 0), Unit(settings(), 0)], "a stack holds each replica of a protocol once"),
@@ -543,12 +549,18 @@ COVERED = [
     Method(hyper="optimal", logit_step=30.0),
     Method(hyper="optimal", baseline="mean-network"),
     Method(estimator="straight-through", alpha=2.0, beta=0.5),
+    Method(num_samples=2),
+    Method(num_samples=3, hyper="optimal"),
+    Method(num_samples=2, baseline="leave-one-out"),
+    Method(num_samples=2, baseline="mean-network", hyper="optimal"),
+    Method(num_samples=2, estimator="straight-through"),
 ]
 
 
-def test_the_fused_step_is_the_plain_one():
-    units = [Unit(settings(method), replica) for replica, method in enumerate(COVERED)]
-    plain, fused = stack_of(*units), stack_of(*units)
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_the_fused_step_is_the_plain_one(batch_size):
+    units = [Unit(settings(method, batch_size=batch_size), replica) for replica, method in enumerate(COVERED)]
+    plain, fused = (stack_of(*units, dataset=tiny(train=10 * batch_size)) for _ in range(2))
     assert not fused.fused  # there is nothing to gain on a CPU
     fused.fused = True
     for stack in (plain, fused):
@@ -560,7 +572,12 @@ def test_the_fused_step_is_the_plain_one():
 
 
 @pytest.mark.parametrize(
-    "method", [*ESTIMATORS.values(), Method(hyper="optimal", alpha=2.0), Method(parameterisation="probability")]
+    "method",
+    [
+        *(method for name, method in ESTIMATORS.items() if name != "leave-one-out"),
+        Method(hyper="optimal", alpha=2.0),
+        Method(parameterisation="probability", num_samples=2),
+    ],
 )
 def test_what_the_kernels_cannot_gate_takes_the_plain_step(method):
     (segment,) = stack_of(Unit(settings(method), 0)).segments

@@ -1,7 +1,8 @@
 """The training step of a stack through kernels that draw masks, send gradients back and update weights in one pass.
 
 `training` defines what a step is and takes all steps that this one does not cover; both give the same networks, to
-rounding. Here no gradient of the dense layer's weights goes to memory. Shapes: R replicas, B batch, I inputs, O units.
+rounding. Here no gradient of the dense layer's weights goes to memory.
+Shapes: L samples, R replicas, B batch, I inputs, O units.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from dropconnectpp.lab.convolutions import features
 from dropconnectpp.lab.kernels.layer import Adagrad, LearnedGate, gated_product, gated_product_backward_, update_gate_
 from dropconnectpp.lab.network import linear, log_likelihoods
-from dropconnectpp.lab.regularisers import SYNAPSES
+from dropconnectpp.lab.regularisers import SYNAPSES, Regulariser
 
 if TYPE_CHECKING:
     from dropconnectpp.lab.training import Segment, Stack
@@ -63,48 +64,62 @@ def _segment_step(
     x, weight = inputs[rows], stack.parameters["dense.weight"].detach()[rows]
     gate = regulariser.gate(count)
     assert gate is not None
-    product = gated_product(x, weight, gate, regulariser.replicas, stack.step)
+    product = gated_product(x, weight, gate, regulariser.replicas, stack.step)  # (L, R, B, O)
     own = {f"segment{number}.{n}": v for n, v in regulariser.parameters.items() if n.startswith("bias")}
-    shared = {n: stack.parameters[n].detach()[rows] for n in ("dense.bias", "output.weight", "output.bias")}
-    leaves = {n: v.requires_grad_() for n, v in {**shared, **own, "product": product}.items()}
+    names = ("output.weight", "output.bias", "dense.bias")
+    shared = {n: stack.parameters[n].detach()[rows] for n in names}
+    leaves = {n: v.requires_grad_() for n, v in {**shared, **own}.items()}
     with torch.enable_grad():
-        bias = regulariser.gated_bias(leaves["dense.bias"], stack.step)
-        hidden = regulariser.activation(product + bias.unsqueeze(1), stack.step, 0)
-        logits = linear(hidden, leaves["output.weight"], leaves["output.bias"])
-        reward = log_likelihoods(logits, labels).mean(1)
-        values = torch.autograd.grad(-reward.sum(), list(leaves.values()), allow_unused=True)
+        bias = regulariser.gated_bias(leaves["dense.bias"], stack.step)  # (L, R, O)
+        # A graph of its own: with one example the gate would overwrite the gradient that the weights need.
+        before = (product + bias.detach().unsqueeze(2)).requires_grad_()
+        rewards = _rewards(regulariser, before, stack.step, leaves["output.weight"], leaves["output.bias"], labels)
+        head = [before, leaves["output.weight"], leaves["output.bias"]]
+        by_product, *values = torch.autograd.grad(rewards, head, torch.full_like(rewards, -1.0 / len(rewards)))
+        below = [leaves[n] for n in ("dense.bias", *own)]
+        values += torch.autograd.grad(bias, below, by_product.sum(2), allow_unused=True)
     found = {n: v for n, v in zip(leaves, values, strict=True) if v is not None}
-    mean_reward = None
+    rewards, mean_reward = rewards.detach(), None
     if regulariser.needs_mean_network:
         mean_reward = log_likelihoods(stack.predict_segment(segment, x.to(stack.dtype)), labels).mean(1)
-    by_product, update = found.pop("product"), _adagrad(stack, number, segment, "weight")
+    update = _adagrad(stack, number, segment, "weight")
     by_input = gated_product_backward_(x, by_product, weight, gate, regulariser.replicas, stack.step, update)
     if isinstance(gate, LearnedGate) and gate.kind == "score":
-        _learn_by_score(stack, number, segment, reward.detach(), mean_reward)
+        _learn_by_score(stack, number, segment, rewards, mean_reward)
     elif isinstance(gate, LearnedGate):
-        for name, value in regulariser.gradients(reward.detach(), None, count, ("bias",)).items():
+        for name, value in regulariser.gradients(rewards, None, count, ("bias",)).items():
             key = f"segment{number}.{name}"
             found[key] = found[key] + value if key in found else value
-    return reward.detach(), by_input, found
+    return rewards.mean(0), by_input, found
+
+
+def _rewards(
+    regulariser: Regulariser, before: Tensor, step: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
+) -> Tensor:
+    """Mean log-likelihoods (L, R) that the layer's sums (L, R, B, O) lead to. Samples lie among the replicas."""
+    weight, bias, labels = (v.expand(len(before), *v.shape).flatten(0, 1) for v in (weight, bias, labels))
+    # Units are dropped where there is one sample alone, number 0; all else does not depend on the sample.
+    hidden = regulariser.activation(before.flatten(0, 1), step, 0)
+    return log_likelihoods(linear(hidden, weight, bias), labels).mean(1).view(len(before), -1)
 
 
 @torch.no_grad()
-def _learn_by_score(stack: Stack, number: int, segment: Segment, reward: Tensor, mean_reward: Tensor | None) -> None:
+def _learn_by_score(stack: Stack, number: int, segment: Segment, rewards: Tensor, mean_reward: Tensor | None) -> None:
     """A step of the gates of weights and biases, and of the moments."""
     regulariser, squared = segment.regulariser, []
-    coefficient = regulariser.coefficient(reward, mean_reward)
+    coefficient = regulariser.coefficient(rewards, mean_reward)
     for name in SYNAPSES:
         gate = regulariser.gate(len(stack.examples.rows), name)
         assert isinstance(gate, LearnedGate)
         gate, update = replace(gate, coefficient=coefficient), _adagrad(stack, number, segment, name)
         squared.append(update_gate_(gate, regulariser.replicas, stack.step, update))
-    regulariser.fold_in(reward, squared[0] + squared[1])
+    regulariser.fold_in(rewards, squared[0] + squared[1])
 
 
 def _adagrad(stack: Stack, number: int, segment: Segment, name: str) -> Adagrad:
     settings, prefix = stack.protocol.training, f"segment{number}.{name}_"
     own = {n.removeprefix(prefix): v for n, v in stack.accumulators.items() if n.startswith(prefix)}
     sizes = stack.step_sizes[segment.rows]
-    gate_sizes = sizes * segment.regulariser.method.logit_step if own else None
+    gate_sizes = sizes * segment.regulariser.method.gate_step if own else None
     total = stack.accumulators[f"dense.{name}"][segment.rows]
     return Adagrad(total, sizes, settings.epsilon, settings.epsilon_inside, gate_sizes=gate_sizes, **own)

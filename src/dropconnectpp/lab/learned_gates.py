@@ -122,7 +122,7 @@ class DropConnectPP(DropConnect):
         if self.estimator.scores:
             arms = rewards.view(samples, self.estimator.arms, -1)
             baseline = self.moments if self.estimator.needs_moments else mean_reward
-            coefficients = self.estimator.coefficients(arms, baseline) / samples  # (L, R)
+            coefficients = self._signed(self.estimator.coefficients(arms, baseline)) / samples  # (L, R)
             if self._in_one_pass:
                 return self._score_gradients(coefficients[0], arms.mean(1), scale)
             self._update_moments(arms.mean(1), torch.stack([self._squared_score(masks) for masks in self._masks]))
@@ -131,6 +131,14 @@ class DropConnectPP(DropConnect):
             found.update(self._posterior_gradient(name, coefficients, scale))
         self._masks = []
         return found
+
+    def _signed(self, coefficients: Tensor) -> Tensor:  # (L, R)
+        """As they are, or for the control each with a sign that is thrown."""
+        if self.method.reward == "likelihood":
+            return coefficients
+        assert self._step is not None
+        noise = self._stream("reward").uniform(self.replicas, self._step, len(coefficients))  # (R, L)
+        return torch.where(noise.mT < 0.5, coefficients, -coefficients)
 
     @property
     def _in_one_pass(self) -> bool:
@@ -217,7 +225,7 @@ class DropConnectPP(DropConnect):
     def gate(self, num_data: int, name: str = "weight") -> Gate | None:
         method = self.method
         uniform = method.alpha == method.beta == 1.0
-        covered = method.estimator in ("bbvi", "straight-through") and self.passes == 1
+        covered = method.estimator in ("bbvi", "straight-through")
         if not covered or method.parameterisation != "logit" or (method.hyper == "optimal" and not uniform):
             return None
         raw = {key: self.parameters[f"{name}_{key}"].detach() for key in ("alpha", "beta") if method.hyper == "learned"}
@@ -228,24 +236,30 @@ class DropConnectPP(DropConnect):
             kl_scale=method.kl_weight / num_data,
             prior_alpha=method.alpha,
             prior_beta=method.beta,
+            samples=method.num_samples,
             **raw,
         )
 
     def gated_bias(self, bias: Tensor, step: Tensor) -> Tensor:
-        self._masks, self._step = [{}], step
-        return self._training_gate("bias", bias, step, 0)
+        self._step = step
+        stream, keep = self._stream("mask:bias"), self.keep_probability("bias")
+        draws = range(self.method.num_samples)
+        masks = torch.stack([draw_masks(stream, keep, self.replicas, step, draw) for draw in draws])
+        bias = bias.expand_as(masks)
+        if self.estimator.scores:
+            return gating.masked(bias, masks)
+        return gating.straight_through(bias, self.logit("bias").expand_as(masks), masks, None)
 
     @torch.no_grad()
     def coefficient(self, rewards: Tensor, mean_reward: Tensor | None) -> Tensor | None:
         if not self.estimator.scores:
             return None
         baseline = self.moments if self.estimator.needs_moments else mean_reward
-        found: Tensor = self.estimator.coefficients(rewards.view(1, 1, -1), baseline)[0]
-        return found
+        return self._signed(self.estimator.coefficients(rewards.unsqueeze(1), baseline)) / len(rewards)
 
     @torch.no_grad()
     def fold_in(self, rewards: Tensor, squared: Tensor) -> None:
-        self._update_moments(rewards.unsqueeze(0), squared.unsqueeze(0))
+        self._update_moments(rewards, squared)
 
     def kl(self) -> Tensor:
         parts = []

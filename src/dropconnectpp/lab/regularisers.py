@@ -1,6 +1,6 @@
 """The dense layer of a stack with fixed rates: none, Dropout, DropConnect; `learned_gates` has the same verbs.
 
-Shapes: R replicas of one segment of the stack, B batch, I inputs, O units, P passes of a step.
+Shapes: R replicas of one segment of the stack, B batch, I inputs, O units, P passes of a step, L samples.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ class Regulariser:
         return OpenGate()
 
     def gated_bias(self, bias: Tensor, step: Tensor) -> Tensor:
-        """The bias (R, O) under its gate."""
-        return bias
+        """The bias (R, O) under its gates, (L, R, O)."""
+        return bias.unsqueeze(0)
 
     def coefficient(self, rewards: Tensor, mean_reward: Tensor | None) -> Tensor | None:
-        """(R,), what a score estimator weighs the score by, from the step's rewards (R,)."""
+        """What a score estimator weighs each sample's score by, from the step's rewards: both (L, R)."""
         return None
 
     def fold_in(self, rewards: Tensor, squared: Tensor) -> None:
-        """Rewards and sums of squared scores (R,) into the moments."""
+        """Rewards and sums of squared scores (L, R) into the moments."""
 
     def kl(self) -> Tensor:
         """KL of the posterior from the prior in nats, (R,)."""
@@ -126,7 +126,7 @@ class DropConnect(Regulariser):
         return FixedGate(1.0 - self.rates, self._stream(f"mask:{name}"))
 
     def gated_bias(self, bias: Tensor, step: Tensor) -> Tensor:
-        return gating.masked(bias, self._mask("mask", "bias", step, 0))
+        return gating.masked(bias, self._mask("mask", "bias", step, 0)).unsqueeze(0)
 
     def mean_pass(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         keep = 1.0 - self.rates

@@ -324,7 +324,9 @@ def _check(units: Sequence[Unit]) -> None:
         raise ProtocolError("a stack holds at least one replica, got none.")
     for unit in units:
         if not unit.protocol.complete:
-            raise ProtocolError(f"{unit.protocol.method.label}: step size, rate or logit step is not chosen yet. Select it first.")
+            raise ProtocolError(
+                f"{unit.protocol.method.label}: step size, rate or logit step is not chosen yet. Select it first."
+            )
         if not units[0].protocol.stackable(unit.protocol):
             raise ProtocolError("replicas of one stack may differ in method and step size only.")
     if len({unit.key for unit in units}) < len(units):

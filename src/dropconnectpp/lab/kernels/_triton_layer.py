@@ -1,8 +1,9 @@
 """The Triton kernels behind `layer`: imported only where Triton is installed.
 
 GATE is 0 for open, 1 for a fixed rate, 2 for learned gates by the score, 3 for learned gates straight through.
-COMPILED is off in the interpreter, which has no libdevice and no products of bfloat16. Sizes are constants: with
-them a kernel needs a third fewer registers.
+COMPILED is off in the interpreter, which has no libdevice and no products of bfloat16. SAMPLES is the number of masks
+of a step: sample l draws with draw l of the stream. Sizes are constants: with them a kernel needs a third fewer
+registers.
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ def top_bits(words):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def unit_interval(seed, blocks, step, replica):  # type: ignore[no-untyped-def]
+def unit_interval(seed, blocks, draw, step, replica):  # type: ignore[no-untyped-def]
     """The stream's numbers of whole blocks: four neighbours for each along the last axis."""
     zero = blocks * 0
-    w0, w1, w2, w3 = tl.philox(seed, blocks, zero, zero + step, zero + replica)
+    w0, w1, w2, w3 = tl.philox(seed, blocks, zero + draw, zero + step, zero + replica)
     return top_bits(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def noise_of(  # type: ignore[no-untyped-def]
     seed,
+    draw,
     step,
     replica,
     first_o,
@@ -57,11 +59,11 @@ def noise_of(  # type: ignore[no-untyped-def]
     rows = first_o + tl.arange(0, BLOCK_O)
     if WIDTH % 4 == 0:  # one block of words serves four neighbours
         blocks = rows[:, None] * (WIDTH // 4) + (first_i // 4 + tl.arange(0, BLOCK_I // 4))[None, :]
-        noise = unit_interval(seed, blocks, step, replica)
+        noise = unit_interval(seed, blocks, draw, step, replica)
     else:
         elements = rows[:, None] * WIDTH + (first_i + tl.arange(0, BLOCK_I))[None, :]
         zero = elements * 0
-        w0, w1, w2, w3 = tl.philox(seed, elements // 4, zero, zero + step, zero + replica)
+        w0, w1, w2, w3 = tl.philox(seed, elements // 4, zero + draw, zero + step, zero + replica)
         place = elements % 4
         noise = top_bits(tl.where(place < 2, tl.where(place == 0, w0, w1), tl.where(place == 2, w2, w3)))
     return noise
@@ -82,21 +84,26 @@ def product_kernel(  # type: ignore[no-untyped-def]
     UNITS: tl.constexpr,
     WIDTH: tl.constexpr,
     LENGTH: tl.constexpr,
+    SAMPLES: tl.constexpr,
     GATE: tl.constexpr,
     COMPILED: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_O: tl.constexpr,
     BLOCK_I: tl.constexpr,
 ):
-    """x (W z)^T over LENGTH inputs: a partial sum, result is (splits, R, B, O).
+    """x (W z)^T over LENGTH inputs: a partial sum, result is (splits, L, R, B, O).
 
-    The grid's first axis is tiles of units, then of the batch, the second splits, the third replicas.
+    The grid's first axis is samples, which share all they load, then tiles of units, then of the batch; the second is
+    splits, the third replicas.
     """
+    tile, sample = tl.program_id(0), 0
+    if SAMPLES > 1:
+        sample, tile = tile % SAMPLES, tile // SAMPLES
     tiles = tl.cdiv(UNITS, BLOCK_O)
-    first_o = (tl.program_id(0) % tiles) * BLOCK_O
+    first_o = (tile % tiles) * BLOCK_O
     split, row = tl.program_id(1), tl.program_id(2)
     rows = first_o + tl.arange(0, BLOCK_O)
-    examples = (tl.program_id(0) // tiles) * BLOCK_B + tl.arange(0, BLOCK_B)
+    examples = (tile // tiles) * BLOCK_B + tl.arange(0, BLOCK_B)
     base = row.to(tl.int64) * UNITS * WIDTH
     x_base = row.to(tl.int64) * BATCH * WIDTH
     if GATE > 0:
@@ -120,10 +127,10 @@ def product_kernel(  # type: ignore[no-untyped-def]
             logit = tl.load(logit_ptr + base + places, mask=inside, other=0.0)
         if GATE > 0:
             keep = rate if GATE == 1 else keep_of(logit, COMPILED)
-            noise = noise_of(seed, step, replica, first_o, first_i, WIDTH, BLOCK_O, BLOCK_I)
+            noise = noise_of(seed, sample, step, replica, first_o, first_i, WIDTH, BLOCK_O, BLOCK_I)
             weight = tl.where(noise < keep, weight, 0.0)
         total = multiply(x, tl.trans(weight.to(tl.bfloat16)), total, COMPILED)
-    result_base = (split.to(tl.int64) * stack + row) * BATCH * UNITS
+    result_base = ((split.to(tl.int64) * SAMPLES + sample) * stack + row) * BATCH * UNITS
     tl.store(
         result_ptr + result_base + (examples[:, None] * UNITS + rows[None, :]),
         total,
@@ -263,13 +270,14 @@ def gate_kernel(  # type: ignore[no-untyped-def]
     s1,
     s0,
     count,
+    SAMPLES: tl.constexpr,
     HYPER: tl.constexpr,
     INSIDE: tl.constexpr,
     COMPILED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`gate_step` by the score on a block of one replica's gates, and a partial sum of (z - pi~)^2."""
-    program, row = tl.program_id(0), tl.program_id(1)
+    """`gate_step` by the score on a block of one replica's gates, and partial sums of (z - pi~)^2, (L, R, programs)."""
+    program, row, stack = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     places = program * BLOCK + tl.arange(0, BLOCK)
     inside = places < count
     base = row.to(tl.int64) * count
@@ -278,9 +286,13 @@ def gate_kernel(  # type: ignore[no-untyped-def]
     replica = tl.load(replica_ptr + row).to(tl.int32)
     step = tl.load(step_ptr).to(tl.int32)
     blocks = program * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
-    noise = unit_interval(seed, blocks, step, replica)
     keep = keep_of(logit, COMPILED)
-    score = tl.where(noise < keep, 1.0, 0.0) - keep
+    likelihood = tl.zeros((BLOCK,), tl.float32)
+    for sample in range(SAMPLES):
+        score = tl.where(unit_interval(seed, blocks, sample, step, replica) < keep, 1.0, 0.0) - keep
+        likelihood -= tl.load(coefficient_ptr + sample * stack + row) * score
+        squared = tl.sum(tl.where(inside, score * score, 0.0), axis=0)
+        tl.store(partial_ptr + (sample * stack + row) * tl.num_programs(0) + program, squared)
     gate_step(
         logit_ptr,
         logit_sum_ptr,
@@ -294,7 +306,7 @@ def gate_kernel(  # type: ignore[no-untyped-def]
         logit,
         logit_sum,
         keep,
-        -tl.load(coefficient_ptr + row) * score,
+        likelihood,
         kl_scale,
         prior_alpha,
         prior_beta,
@@ -310,8 +322,13 @@ def gate_kernel(  # type: ignore[no-untyped-def]
         HYPER,
         INSIDE,
     )
-    squared = tl.sum(tl.where(inside, score * score, 0.0), axis=0)
-    tl.store(partial_ptr + row * tl.num_programs(0) + program, squared)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_tile(ptr, base, rows, columns, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rows and columns of a HEIGHT by WIDTH matrix, 0 outside it."""
+    inside = (rows[:, None] < HEIGHT) & (columns[None, :] < WIDTH)
+    return tl.load(ptr + base + (rows[:, None] * WIDTH + columns[None, :]), mask=inside, other=0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -346,6 +363,7 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     BATCH: tl.constexpr,
     UNITS: tl.constexpr,
     WIDTH: tl.constexpr,
+    SAMPLES: tl.constexpr,
     GATE: tl.constexpr,
     HYPER: tl.constexpr,
     INSIDE: tl.constexpr,
@@ -358,9 +376,9 @@ def backward_kernel(  # type: ignore[no-untyped-def]
 ):
     """by_x = G (W z) where BY_X, and where UPDATE a step of Adagrad on all that the product G^T x gives a gradient.
 
-    The grid is tiles of inputs, replicas, and tiles of the batch for BY_X alone. Both at once need one tile of the
-    batch; UPDATE alone loops over tiles of the batch. Gates that
-    learn by the score take their step in `gate_kernel`: they need no product, and one pass for both is slower.
+    Both sum over samples: by_output is (L, R, B, O). The grid is tiles of inputs, replicas, and tiles of the batch for
+    BY_X alone. Both at once need one tile of the batch; UPDATE alone loops over tiles of the batch. Gates that learn by
+    the score take their step in `gate_kernel`: they need no product, and one pass for both is slower.
     """
     tile, row = tl.program_id(0), tl.program_id(1)
     examples = tl.program_id(2) * BLOCK_B + tl.arange(0, BLOCK_B)
@@ -369,6 +387,7 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     base = row.to(tl.int64) * UNITS * WIDTH
     x_base = row.to(tl.int64) * BATCH * WIDTH
     output_base = row.to(tl.int64) * BATCH * UNITS
+    next_sample = tl.num_programs(1).to(tl.int64) * BATCH * UNITS
     x_places = examples[:, None] * WIDTH + columns[None, :]
     x_inside = (examples[:, None] < BATCH) & (columns[None, :] < WIDTH)
     if GATE > 0:
@@ -388,50 +407,50 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         rows = first_o + tl.arange(0, BLOCK_O)
         inside = (rows[:, None] < UNITS) & (columns[None, :] < WIDTH)
         places = rows[:, None] * WIDTH + columns[None, :]
-        # All loads come first: what follows hides their latency.
+        # All loads come first: what follows hides their latency. With several samples there are no registers for it.
         weight = tl.load(weight_ptr + base + places, mask=inside, other=0.0)
         if GATE > 1:
             logit = tl.load(logit_ptr + base + places, mask=inside, other=0.0)
-        if BY_X:
-            by_output = tl.load(
-                by_output_ptr + output_base + (examples[:, None] * UNITS + rows[None, :]),
-                mask=(examples[:, None] < BATCH) & (rows[None, :] < UNITS),
-                other=0.0,
-            )
-        if UPDATE:
+        if BY_X and SAMPLES == 1:
+            by_output = load_tile(by_output_ptr, output_base, examples, rows, BATCH, UNITS)
+        if UPDATE and SAMPLES == 1:
             weight_sum = tl.load(weight_sum_ptr + base + places, mask=inside, other=1.0)
             if GATE == 3:
                 logit_sum = tl.load(logit_sum_ptr + base + places, mask=inside, other=1.0)
         if GATE > 0:
             keep = rate if GATE == 1 else keep_of(logit, COMPILED)
-            noise = noise_of(seed, step, replica, first_o, first_i, WIDTH, BLOCK_O, BLOCK_I)
-            on = noise < keep
-            gated = tl.where(on, weight, 0.0).to(tl.bfloat16)
-        else:
-            gated = weight.to(tl.bfloat16)
-        if BY_X:
-            by_x = multiply(by_output, gated, by_x, COMPILED)
-        if UPDATE:
-            product = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
-            if BY_X:
-                product = multiply(tl.trans(by_output), x, product, COMPILED)
-            else:
-                for first_b in range(0, BATCH, BLOCK_B):
-                    several = first_b + tl.arange(0, BLOCK_B)
-                    some_x = tl.load(
-                        x_ptr + x_base + (several[:, None] * WIDTH + columns[None, :]),
-                        mask=(several[:, None] < BATCH) & (columns[None, :] < WIDTH),
-                        other=0.0,
-                    )
-                    some_output = tl.load(
-                        by_output_ptr + output_base + (several[:, None] * UNITS + rows[None, :]),
-                        mask=(several[:, None] < BATCH) & (rows[None, :] < UNITS),
-                        other=0.0,
-                    )
-                    product = multiply(tl.trans(some_output), some_x, product, COMPILED)
-            by_weight = product
+        by_weight = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
+        by_gate = by_weight
+        for sample in range(SAMPLES):
+            place = output_base + sample * next_sample
+            if BY_X and SAMPLES > 1:
+                by_output = load_tile(by_output_ptr, place, examples, rows, BATCH, UNITS)
             if GATE > 0:
-                by_weight = tl.where(on, product, 0.0)
+                on = noise_of(seed, sample, step, replica, first_o, first_i, WIDTH, BLOCK_O, BLOCK_I) < keep
+                gated = tl.where(on, weight, 0.0).to(tl.bfloat16)
+            else:
+                gated = weight.to(tl.bfloat16)
+            if BY_X:
+                by_x = multiply(by_output, gated, by_x, COMPILED)
+            if UPDATE:
+                product = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
+                if BY_X:
+                    product = multiply(tl.trans(by_output), x, product, COMPILED)
+                else:
+                    for first_b in range(0, BATCH, BLOCK_B):
+                        several = first_b + tl.arange(0, BLOCK_B)
+                        some_x = load_tile(x_ptr, x_base, several, columns, BATCH, WIDTH)
+                        some_output = load_tile(by_output_ptr, place, several, rows, BATCH, UNITS)
+                        product = multiply(tl.trans(some_output), some_x, product, COMPILED)
+                by_gate = product if SAMPLES == 1 else by_gate + product
+                if GATE > 0:
+                    product = tl.where(on, product, 0.0)
+                by_weight = product if SAMPLES == 1 else by_weight + product
+        if UPDATE:
+            if SAMPLES > 1:
+                weight_sum = tl.load(weight_sum_ptr + base + places, mask=inside, other=1.0)
+                if GATE == 3:
+                    logit_sum = tl.load(logit_sum_ptr + base + places, mask=inside, other=1.0)
             adagrad_step(
                 weight_ptr, weight_sum_ptr, base, places, inside, weight, weight_sum, by_weight, size, epsilon, INSIDE
             )
@@ -449,7 +468,7 @@ def backward_kernel(  # type: ignore[no-untyped-def]
                     logit,
                     logit_sum,
                     keep,
-                    product * weight,
+                    by_gate * weight,
                     kl_scale,
                     prior_alpha,
                     prior_beta,

@@ -2,11 +2,12 @@
 
 On a GPU with Triton masks are drawn inside the kernels and no gradient of a weight goes to memory. Elsewhere, and for
 what a kernel does not cover, the twin runs, with the same result: masks bit for bit, the rest to rounding.
-Shapes: R replicas, B batch, I inputs, O units.
+Shapes: L samples, that is masks of one step, R replicas, B batch, I inputs, O units.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dropconnectpp import functional
-from dropconnectpp.errors import ArgumentError
+from dropconnectpp.errors import ArgumentError, check_count
 from dropconnectpp.lab.kernels.adagrad import adagrad_all_
 from dropconnectpp.lab.kernels.compiled import compiled
 from dropconnectpp.lab.kernels.dense import draw_masks
@@ -29,7 +30,7 @@ FORWARD_I, FORWARD_LAUNCH = 64, {"num_warps": 8, "num_stages": 2, "maxnreg": 128
 MANY_I, MANY_LAUNCH = 32, {"num_warps": 4, "num_stages": 3}
 """The forward pass of a layer with more units than one tile has."""
 BACKWARD_I, CROWDED_I = 64, 32
-"""The second is for learned gates that learn straight through or have many units: they need more registers."""
+"""The second is for learned gates straight through, with many units or several samples: they need more registers."""
 BACKWARD_LAUNCH = {"num_warps": 8, "num_stages": 1, "maxnreg": 128}
 GATE_BLOCK, HYPER_BLOCK, GATE_WARPS = 1024, 512, 4
 
@@ -51,10 +52,10 @@ class FixedGate:
 
 @dataclass(frozen=True)
 class LearnedGate:
-    """z = [u < sigmoid(logit)], logit (R, O, I): DropConnect++.
+    """z = [u < sigmoid(logit)], logit (R, O, I): DropConnect++. Of the ``samples`` masks, l is draw l of the stream.
 
-    ``coefficient`` (R,) is what the score is weighted by, for kind "score" going backward. ``alpha`` and ``beta`` are
-    the raw parameters of a free q(pi), which `functional.positive` maps; None stands for the best q(pi).
+    ``coefficient`` (L, R) is what a sample's score is weighted by, for kind "score" going backward. ``alpha`` and
+    ``beta`` are the raw parameters of a free q(pi), which `functional.positive` maps; None stands for the best q(pi).
     """
 
     logit: Tensor
@@ -66,8 +67,10 @@ class LearnedGate:
     beta: Tensor | None = None
     prior_alpha: float = 1.0
     prior_beta: float = 1.0
+    samples: int = 1
 
     def __post_init__(self) -> None:
+        check_count("samples", self.samples)
         if self.kind not in ("score", "straight-through"):
             raise ArgumentError(f"kind must be 'score' or 'straight-through', got {self.kind!r}.")
         if (self.alpha is None) != (self.beta is None):
@@ -108,6 +111,10 @@ def _uniform(gate: LearnedGate) -> bool:
     return gate.alpha is not None or gate.prior_alpha == gate.prior_beta == 1.0
 
 
+def _samples(gate: Gate) -> int:
+    return gate.samples if isinstance(gate, LearnedGate) else 1
+
+
 def _ready(*parameters: Tensor | None) -> bool:
     given = [p for p in parameters if p is not None]
     return (
@@ -121,22 +128,26 @@ def _ready(*parameters: Tensor | None) -> bool:
 
 @torch.no_grad()
 def gated_product(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor | int) -> Tensor:
-    """x (W z)^T in the weight's precision, (R, B, O), from operands rounded to that of x (R, B, I)."""
+    """x (W z)^T in the weight's precision, (L, R, B, O), from operands rounded to that of x (R, B, I)."""
     if usable(x, weight, gate):
         return _product_by_kernel(x, weight, gate, replicas, step)
-    return _product(x, weight, _draw(gate, weight, replicas, step))
+    return torch.stack([_product(x, weight, mask) for mask in _draw(gate, weight, replicas, step)])
 
 
-def _draw(gate: Gate, weight: Tensor, replicas: Tensor, step: Tensor | int) -> Tensor | None:
+def _draw(gate: Gate, weight: Tensor, replicas: Tensor, step: Tensor | int) -> Iterator[Tensor | None]:
+    """The samples' masks, one after the other."""
     if isinstance(gate, OpenGate):
-        return None
-    if isinstance(gate, FixedGate):
-        return draw_masks(gate.stream, gate.keep[:, None, None].expand_as(weight), replicas, step)
-    return _learned_mask(gate, replicas, step)
+        yield None
+    elif isinstance(gate, FixedGate):
+        yield draw_masks(gate.stream, gate.keep[:, None, None].expand_as(weight), replicas, step)
+    else:
+        yield from _learned_masks(gate, replicas, step)
 
 
-def _learned_mask(gate: LearnedGate, replicas: Tensor, step: Tensor | int) -> Tensor:
-    return draw_masks(gate.stream, torch.sigmoid(gate.logit), replicas, step)
+def _learned_masks(gate: LearnedGate, replicas: Tensor, step: Tensor | int) -> Iterator[Tensor]:
+    keep = torch.sigmoid(gate.logit)
+    for sample in range(gate.samples):
+        yield draw_masks(gate.stream, keep, replicas, step, sample)
 
 
 def _rounded(tensor: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -149,13 +160,13 @@ def _product(x: Tensor, weight: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _product_by_kernel(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor | int) -> Tensor:
-    (stack, batch, width), units = x.shape, weight.shape[1]
+    (stack, batch, width), units, samples = x.shape, weight.shape[1], _samples(gate)
     length = _whole(-(-width // MOST_SPLITS), SPLIT)
     splits = -(-width // length)
     block_b, block_o = _tile(batch, BLOCK_B), _tile(units, FORWARD_O)
     block_i, launch = (MANY_I, MANY_LAUNCH) if units > FORWARD_O else (FORWARD_I, FORWARD_LAUNCH)
-    parts = torch.empty((splits, stack, batch, units), device=x.device, dtype=torch.float32)
-    compiled("layer").product_kernel[(-(-units // block_o) * -(-batch // block_b), splits, stack)](
+    parts = torch.empty((splits, samples, stack, batch, units), device=x.device, dtype=torch.float32)
+    compiled("layer").product_kernel[(samples * -(-units // block_o) * -(-batch // block_b), splits, stack)](
         x.contiguous(),
         weight,
         gate.logit if isinstance(gate, LearnedGate) else None,
@@ -168,6 +179,7 @@ def _product_by_kernel(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, 
         UNITS=units,
         WIDTH=width,
         LENGTH=length,
+        SAMPLES=samples,
         **_switches(gate, x),
         BLOCK_B=block_b,
         BLOCK_O=block_o,
@@ -192,9 +204,9 @@ def gated_product_backward_(
 ) -> Tensor:
     """The gradient by x, in its precision; steps the weight in place, and gates that learn straight through.
 
-    ``by_output`` (R, B, O) is the loss's gradient by `gated_product`. The mask is drawn anew, so ``gate``,
-    ``replicas`` and ``step`` are those of the forward pass, and nothing has been trained in between. Gates that learn
-    by the score need no product: `update_gate_` steps them, afterwards.
+    ``by_output`` (L, R, B, O) is the loss's gradient by `gated_product`; what follows from it is summed over the
+    samples. The masks are drawn anew, so ``gate``, ``replicas`` and ``step`` are those of the forward pass, and nothing
+    has been trained in between. Gates that learn by the score need no product: `update_gate_` steps them, afterwards.
     """
     if isinstance(gate, LearnedGate) and gate.kind == "straight-through":
         _check(gate, update)
@@ -204,8 +216,10 @@ def gated_product_backward_(
 
 
 def _check(gate: LearnedGate, update: Adagrad) -> None:
-    if gate.kind == "score" and gate.coefficient is None:
-        raise ArgumentError("kind 'score' needs the score's coefficient to go backward.")
+    if gate.kind == "score":
+        shape = gate.samples, len(gate.logit)
+        if gate.coefficient is None or gate.coefficient.shape != shape:
+            raise ArgumentError(f"kind 'score' needs the scores' coefficient of shape {shape} to go backward.")
     learned = {"logit": gate.logit, "alpha": gate.alpha, "beta": gate.beta}
     missing = [name for name, value in learned.items() if value is not None and getattr(update, name) is None]
     if missing or update.gate_sizes is None:
@@ -213,17 +227,20 @@ def _check(gate: LearnedGate, update: Adagrad) -> None:
 
 
 def _backward_(
-    x: Tensor, by_output: Tensor, weight: Tensor, gate: Gate, mask: Tensor | None, update: Adagrad
+    x: Tensor, by_output: Tensor, weight: Tensor, gate: Gate, masks: Iterable[Tensor | None], update: Adagrad
 ) -> Tensor:
-    by_output = _rounded(by_output, x, weight.dtype)
-    gated = weight if mask is None else weight * mask
-    by_x = torch.bmm(by_output, _rounded(gated, x, weight.dtype)).to(x.dtype)
-    product = torch.bmm(by_output.mT, x.to(weight.dtype))  # (R, O, I)
+    inputs = x.to(weight.dtype)
+    by_x, by_weight, by_gate = torch.zeros_like(inputs), torch.zeros_like(weight), torch.zeros_like(weight)
+    for by_sample, mask in zip(_rounded(by_output, x, weight.dtype), masks, strict=True):
+        gated = weight if mask is None else weight * mask
+        by_x += torch.bmm(by_sample, _rounded(gated, x, weight.dtype))
+        product = torch.bmm(by_sample.mT, inputs)  # (R, O, I)
+        by_gate += product
+        by_weight += product if mask is None else product * mask
     if isinstance(gate, LearnedGate) and gate.kind == "straight-through":
-        _step_gate_(gate, functional.straight_through_gradient(gate.logit, weight, product), update)
-    by_weight = product if mask is None else product * mask
+        _step_gate_(gate, functional.straight_through_gradient(gate.logit, weight, by_gate), update)
     adagrad_all_([weight], [by_weight], [update.weight], [update.sizes], update.epsilon, update.inside)
-    return by_x
+    return by_x.to(x.dtype)
 
 
 def _step_gate_(gate: LearnedGate, likelihood: Tensor, update: Adagrad) -> None:
@@ -254,7 +271,7 @@ def _backward_by_kernel_(
 ) -> Tensor:
     (stack, batch, width), units = x.shape, weight.shape[1]
     learned = gate if isinstance(gate, LearnedGate) else None
-    crowded = learned is not None and (learned.kind != "score" or units > BACKWARD_O)
+    crowded = learned is not None and (learned.kind != "score" or units > BACKWARD_O or learned.samples > 1)
     block_b, block_i = _tile(batch, BLOCK_B), CROWDED_I if crowded else BACKWARD_I
     by_x = torch.empty((stack, batch, width), device=x.device, dtype=x.dtype)
     arguments: list[Any] = [
@@ -293,6 +310,7 @@ def _backward_by_kernel_(
             BATCH=batch,
             UNITS=units,
             WIDTH=width,
+            SAMPLES=_samples(gate),
             **_switches(gate, x),
             BLOCK_B=block_b,
             BLOCK_O=_tile(units, BACKWARD_O),
@@ -307,22 +325,30 @@ def _backward_by_kernel_(
 
 @torch.no_grad()
 def update_gate_(gate: LearnedGate, replicas: Tensor, step: Tensor | int, update: Adagrad) -> Tensor:
-    """A step on gates of any shape (R, ...) that learn by the score, which needs no product: sum (z - pi~)^2 (R,)."""
+    """A step on gates of any shape (R, ...) that learn by the score, which needs no product: sum (z - pi~)^2 (L, R)."""
     if gate.kind != "score":
         raise ArgumentError("straight through a gate's gradient is the product's: use gated_product_backward_.")
     _check(gate, update)
     if _ready(gate.logit, gate.alpha, gate.beta, update.logit, update.alpha, update.beta) and _uniform(gate):
         return _gate_by_kernel_(gate, replicas, step, update)
-    score = functional.bernoulli_score(_learned_mask(gate, replicas, step), gate.logit)
-    _step_gate_(gate, -_given(gate.coefficient).view(-1, *[1] * (score.ndim - 1)) * score, update)
-    return score.square().flatten(1).sum(1)
+    return _update_gate_(gate, _learned_masks(gate, replicas, step), update)
+
+
+def _update_gate_(gate: LearnedGate, masks: Iterable[Tensor], update: Adagrad) -> Tensor:
+    likelihood, squared = torch.zeros_like(gate.logit), []
+    for coefficient, mask in zip(_given(gate.coefficient), masks, strict=True):
+        score = functional.bernoulli_score(mask, gate.logit)
+        likelihood -= coefficient.view(-1, *[1] * (score.ndim - 1)) * score
+        squared.append(score.square().flatten(1).sum(1))
+    _step_gate_(gate, likelihood, update)
+    return torch.stack(squared)
 
 
 def _gate_by_kernel_(gate: LearnedGate, replicas: Tensor, step: Tensor | int, update: Adagrad) -> Tensor:
     stack, count = len(gate.logit), gate.logit[0].numel()
     block = GATE_BLOCK if gate.alpha is None else HYPER_BLOCK
     programs = -(-count // block)
-    partial = torch.empty((stack, programs), device=gate.logit.device, dtype=torch.float32)
+    partial = torch.empty((gate.samples, stack, programs), device=gate.logit.device, dtype=torch.float32)
     compiled("layer").gate_kernel[(programs, stack)](
         gate.logit,
         update.logit,
@@ -341,13 +367,14 @@ def _gate_by_kernel_(gate: LearnedGate, replicas: Tensor, step: Tensor | int, up
         update.epsilon,
         *functional.SLOPE_POLYNOMIAL[torch.float32],
         count,
+        SAMPLES=gate.samples,
         HYPER=gate.alpha is not None,
         INSIDE=update.inside,
         COMPILED=gate.logit.is_cuda,
         BLOCK=block,
         num_warps=GATE_WARPS,
     )
-    return partial.sum(1)
+    return partial.sum(2)
 
 
 # -------------------------------------------------------------------------------------------- launches
