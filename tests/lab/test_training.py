@@ -526,7 +526,13 @@ def test_devices_are_chosen_by_name(monkeypatch):
         device.choose("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert device.choose("auto") == torch.device("cuda")
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
     assert device.choose("cuda:1") == torch.device("cuda", 1)
+    assert current == [torch.device("cuda", 1)]
+    with pytest.raises(ProtocolError, match="torch sees 2 GPUs"):
+        device.choose("cuda:2")
 
 
 def test_a_cpu_says_its_name_and_threads():

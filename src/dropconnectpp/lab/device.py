@@ -28,6 +28,11 @@ def choose(name: str) -> torch.device:
         raise ProtocolError(
             "device 'cuda' was asked for and torch sees no GPU. Use --device cpu, or look at nvidia-smi."
         )
+    if device.index is not None and device.type == "cuda":
+        count = torch.cuda.device_count()
+        if device.index >= count:
+            raise ProtocolError(f"device {name!r} was asked for and torch sees {count} GPU{'s' * (count != 1)}.")
+        torch.cuda.set_device(device)  # kernels are launched on the current one
     return device
 
 
