@@ -28,12 +28,21 @@ struct Gate {
     int members = 0, arrived = 0, generation = 0;
 };
 
+struct Copy {
+    void* to;
+    const void* from;
+    bool inside;
+};
+
 struct Thread {
     ucontext_t context;
     std::vector<char> stack;
+    std::vector<Copy> copies;  // on their way
     bool done = false;
 };
 
+enum { FINE, OUTSIDE, MISALIGNED, NOT_WAITED_FOR };
+static int problem = FINE;
 static std::vector<Thread> threads;
 static std::vector<Gate> warps;
 static std::vector<uint32_t> given;  // eight words of every thread, for the others of its warp
@@ -64,6 +73,7 @@ static Gate& own_warp() { return warps[current / 32]; }
 
 static void start_thread() {
     body();
+    if (!threads[current].copies.empty()) problem = NOT_WAITED_FOR;
     threads[current].done = true;
     swapcontext(&threads[current].context, &scheduler);
 }
@@ -71,7 +81,7 @@ static void start_thread() {
 static int emulate(int gx, int gy, int gz, int count, int bytes, const std::function<void()>& kernel) {
     const int guard = 4096;
     std::vector<uint4> room((bytes + guard) / 16 + 1);
-    body = kernel, gridDim = {gx, gy, gz}, blockDim = {count, 1, 1};
+    problem = FINE, body = kernel, gridDim = {gx, gy, gz}, blockDim = {count, 1, 1};
     for (int z = 0; z < gz; ++z)
         for (int y = 0; y < gy; ++y)
             for (int x = 0; x < gx; ++x) {
@@ -95,9 +105,9 @@ static int emulate(int gx, int gy, int gz, int count, int bytes, const std::func
                             left -= threads[current].done;
                         }
                 for (int at = bytes; at < bytes + guard; ++at)
-                    if ((unsigned char)shared_memory[at] != 0xff) return 1;
+                    if ((unsigned char)shared_memory[at] != 0xff) problem = OUTSIDE;
             }
-    return 0;
+    return problem;
 }
 
 // ---------------------------------------------------------------------------------------------- instructions
@@ -125,12 +135,21 @@ static float largest(float a, float b) { return std::isnan(a) || std::isnan(b) ?
 static u32 larger(u32 a, u32 b) { return pack(largest(low(a), low(b)), largest(high(a), high(b))); }
 static u32 add(u32 a, u32 b) { return pack(low(a) + low(b), high(a) + high(b)); }
 static uint4 load_constant(const uint4* from) { return *from; }
-static void copies_done() {}
 static u32 address_of(const void* pointer) { return (u32)((const char*)pointer - shared_memory); }
 
+// A copy lands as late as it may: when its thread waits for it, or at the end. Until then a reader finds NaN.
 static void copy_16(void* to, const void* from, bool inside) {
-    if (inside) std::memcpy(to, from, 16);
-    else std::memset(to, 0, 16);
+    if ((uintptr_t)to % 16 || (uintptr_t)from % 16) problem = MISALIGNED;
+    std::memset(to, 0xff, 16);
+    threads[current].copies.push_back({to, from, inside});
+}
+
+static void copies_done() {
+    for (const Copy& copy : threads[current].copies) {
+        if (copy.inside) std::memcpy(copy.to, copy.from, 16);
+        else std::memset(copy.to, 0, 16);
+    }
+    threads[current].copies.clear();
 }
 
 static u32 permute(u32 a, u32 selector) {
@@ -153,7 +172,7 @@ static void exchange(const u32* mine, int count) {
 static uint16_t element(int lane, int row) {
     uint16_t value;
     u32 address = given[(current / 32 * 32 + lane) * 8];
-    if (address % 16) std::abort();
+    if (address % 16) problem = MISALIGNED;
     std::memcpy(&value, shared_memory + address + row * 2, 2);
     return value;
 }

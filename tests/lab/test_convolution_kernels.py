@@ -77,7 +77,7 @@ class Case:
         assert torch.equal(y.cpu(), self.y.bfloat16())
         if by_x is not None:
             assert torch.equal(by_x.permute(0, 1, 4, 2, 3).cpu(), self.expected[0].bfloat16())
-            assert torch.equal(by_filters.cpu(), self.expected[1].float())
+        assert torch.equal(by_filters.cpu(), self.expected[1].float())
         assert torch.equal(by_bias.cpu(), self.expected[2].float())
 
 
@@ -107,7 +107,8 @@ class Emulated:
         given = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_int(a) for a in arguments]
         run = ctypes.CDLL(str(library)).run
         failed = run(*map(ctypes.c_int, (*grid, launch.threads, launch.shared)), *given)
-        assert not failed, "wrote behind its shared memory"
+        problems = ["", "wrote behind its shared memory", "met a misaligned address", "left copies nobody waited for"]
+        assert not failed, problems[failed]
 
 
 @pytest.fixture
@@ -129,7 +130,8 @@ SMALL = [
     pytest.param(layer_of(8, 32, 32, 3, 3, 2), 2, 5, id="maps, two lines a tile"),
     pytest.param(layer_of(14, 32, 32, 3, 3, 2), 1, 2, id="maps, a line a tile"),
     pytest.param(layer_of(7, 32, 64, 3), 1, 3, id="last, odd side"),
-    pytest.param(layer_of(4, 32, 32, 5), 2, 9, id="last, more pictures than a group"),
+    pytest.param(layer_of(4, 32, 32, 5), 2, 13, id="last, more pictures than a group"),
+    pytest.param(layer_of(8, 3, 32, 5, 3, 2), 1, 11, id="pictures, more than a group"),
 ]
 
 
@@ -197,8 +199,8 @@ def test_pictures_with_many_channels_and_a_cpu_go_through_plain_torch() -> None:
     assert not convolution.usable(torch.zeros(1, 2, 3, 32, 32, dtype=torch.bfloat16), Architecture())
 
 
-@pytest.mark.parametrize("limit", [convolution.SHARED_BYTES, 101_376, 65_536])
-@pytest.mark.parametrize(("channels", "side"), [(3, 32), (1, 28), (2, 32), (3, 8)])
+@pytest.mark.parametrize("limit", [convolution.SHARED_BYTES, 101_376])
+@pytest.mark.parametrize(("channels", "side"), [(3, 32), (1, 28), (2, 32), (3, 8), (2, 96)])
 def test_plans_fit_the_shared_memory_of_small_cards(channels: int, side: int, limit: int) -> None:
     layers = convolution.layers_of(Architecture(), channels, side)
     assert layers is not None
@@ -252,7 +254,7 @@ def test_any_number_of_replicas_and_pictures_on_a_gpu(layer: Layer, replicas: in
 def test_a_replicas_numbers_on_a_gpu_do_not_depend_on_the_others() -> None:
     random = torch.Generator().manual_seed(5)
     for layer in LAYERS[:3]:
-        shape = (9, 20, layer.side, layer.side, layer.inputs)
+        shape = (9, 128, layer.side, layer.side, layer.inputs)
         x = torch.randn(shape, generator=random).bfloat16().cuda()
         filters = torch.randn(9, layer.outputs, layer.inputs, 5, 5, generator=random).cuda() * 0.05
         bias = torch.randn(9, layer.outputs, generator=random).cuda()

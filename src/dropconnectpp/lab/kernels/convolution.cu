@@ -322,30 +322,30 @@ DEVICE void pool(const u16* results, u16* result, u8* places, int band, int imag
 }
 #endif
 
+#define PLANAR_AT_ONCE (BAND >= SIDE)  // a block has whole maps
+
 // Planar, (maps, side, side), as the dense layer's weights are ordered.
 DEVICE void write_planar(const u16* results, u16* result, int band, int image0, int batch, i64 replica, int part) {
-    if (BANDS == 1) {
-        for (int at = threadIdx.x; at < IMAGES * 32 * (SIDE * SIDE / TOGETHER); at += THREADS) {
-            int first = at % (SIDE * SIDE / TOGETHER) * TOGETHER, channel = at / (SIDE * SIDE / TOGETHER) % 32;
-            int image = at / (32 * (SIDE * SIDE / TOGETHER));
-            if (image0 + image >= batch) continue;
-            u16 values[TOGETHER];
+#if PLANAR_AT_ONCE
+    for (int at = threadIdx.x; at < IMAGES * 32 * (SIDE * SIDE / TOGETHER); at += THREADS) {
+        int first = at % (SIDE * SIDE / TOGETHER) * TOGETHER, channel = at / (SIDE * SIDE / TOGETHER) % 32;
+        int image = at / (32 * (SIDE * SIDE / TOGETHER));
+        if (image0 + image >= batch) continue;
+        u16 values[TOGETHER];
 #pragma unroll
-            for (int n = 0; n < TOGETHER; ++n) {
-                int y = (first + n) / SIDE, x = (first + n) % SIDE;
-                values[n] = results[((image * TALL + y) * ACROSS + x) * SPACED + channel];
-            }
-            u16* target = result + ((replica * batch + image0 + image) * OUTPUTS + part * 32 + channel) * SIDE * SIDE + first;
-#if TOGETHER == 8
-            *(uint4*)target = make_uint4(values[0] | (u32)values[1] << 16, values[2] | (u32)values[3] << 16,
-                                         values[4] | (u32)values[5] << 16, values[6] | (u32)values[7] << 16);
-#else
-#pragma unroll
-            for (int n = 0; n < TOGETHER; ++n) target[n] = values[n];
-#endif
+        for (int n = 0; n < TOGETHER; ++n) {
+            int y = (first + n) / SIDE, x = (first + n) % SIDE;
+            values[n] = results[((image * TALL + y) * ACROSS + x) * SPACED + channel];
         }
-        return;
+        u16* target = result + ((replica * batch + image0 + image) * OUTPUTS + part * 32 + channel) * SIDE * SIDE + first;
+#if TOGETHER == 8
+        *(uint4*)target = make_uint4(values[0] | (u32)values[1] << 16, values[2] | (u32)values[3] << 16,
+                                     values[4] | (u32)values[5] << 16, values[6] | (u32)values[7] << 16);
+#else
+        target[0] = values[0];
+#endif
     }
+#else
     for (int at = threadIdx.x; at < IMAGES * 32 * BAND * SIDE; at += THREADS) {
         int x = at % SIDE, line = at / SIDE % BAND, channel = at / (SIDE * BAND) % 32, image = at / (SIDE * BAND * 32);
         int y = band * BAND + line;
@@ -353,6 +353,7 @@ DEVICE void write_planar(const u16* results, u16* result, int band, int image0, 
         result[((replica * batch + image0 + image) * OUTPUTS + part * 32 + channel) * SIDE * SIDE + y * SIDE + x] =
             results[((image * TALL + line) * ACROSS + x) * SPACED + channel];
     }
+#endif
 }
 
 DEVICE void write_maps(const u16* results, u16* result, int band, int image0, int batch, i64 replica, int part) {
@@ -516,7 +517,7 @@ first_forward(const u16* x, const uint4* filters, const float* bias, u16* result
             if (place == COPY_LENGTH - 1) even[COPY_LENGTH + place] = 0;
         }
         __syncthreads();
-        if (image0 + IMAGES < picture0 + IMAGES * TURNS) stage_pictures(staged, x, replica, image0 + IMAGES, batch);
+        if (image0 + IMAGES < picture0 + IMAGES * TURNS && image0 + IMAGES < batch) stage_pictures(staged, x, replica, image0 + IMAGES, batch);
         for (int job = threadIdx.x / 32; job < JOBS; job += WARPS) {
             int strip = job % STRIPS, line = job / STRIPS % GROUPS * HEIGHT * LINES, image = job / (STRIPS * GROUPS);
             int g = lane / 4, begin = (strip * LINE + g) * INPUTS, odd = begin & 1;
@@ -583,16 +584,17 @@ DEVICE void stage_turn(u16* maps, u16* staged, const u16* x, const u16* gradient
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 filter_gradient(const u16* x, const u16* gradient, const void* side_input, float* partial, float* bias_partial, int batch) {
     SHARED(memory);
-    u16* maps = (u16*)memory;                                       // two of [IMAGES][X_TALL][WIDE][X_SPACING], in turn
-    u16* back = maps + 2 * MAPS;                                    // [IMAGES][BAND][ACROSS][SPACED]
+    u16* both = (u16*)memory;        // two of [IMAGES][X_TALL][WIDE][X_SPACING], in turn
+    u16* back = both + 2 * MAPS;     // [IMAGES][BAND][ACROSS][SPACED]
     u16* staged = back + IMAGES * BAND * ACROSS * SPACED;
     const int lane = threadIdx.x % 32, column = threadIdx.x / 32, turns = GROUP / IMAGES * MAP_BANDS;
     const int part_in = blockIdx.z % STEPS, part_out = blockIdx.z / STEPS, picture0 = blockIdx.x * GROUP;
     const i64 replica = blockIdx.y;
     float sums[FILTER][4][4] = {};
     float bias_sums[2] = {0, 0};
-    stage_turn(maps, staged, x, gradient, side_input, replica, picture0, 0, part_in, part_out, batch);
-    for (int turn = 0; turn < turns; ++turn, maps = turn % 2 ? maps + MAPS : maps - MAPS) {
+    stage_turn(both, staged, x, gradient, side_input, replica, picture0, 0, part_in, part_out, batch);
+    for (int turn = 0; turn < turns; ++turn) {
+        u16* maps = both + turn % 2 * MAPS;
         const int image0 = picture0 + turn / MAP_BANDS * IMAGES, top = turn % MAP_BANDS * BAND;
         if (image0 >= batch) break;
         copies_done();
@@ -602,9 +604,11 @@ filter_gradient(const u16* x, const u16* gradient, const void* side_input, float
                                                       gradient, side_input, replica * batch + image0 + image, OUTPUTS,
                                                       part_out * 32, top, 0, image0 + image < batch);
         __syncthreads();
-        if (turn + 1 < turns)
-            stage_turn(turn % 2 ? maps - MAPS : maps + MAPS, staged, x, gradient, side_input, replica,
-                       picture0 + (turn + 1) / MAP_BANDS * IMAGES, (turn + 1) % MAP_BANDS * BAND, part_in, part_out, batch);
+        // Not beyond the batch: a copy that nobody waits for would land in memory that is used otherwise by then.
+        const int next = picture0 + (turn + 1) / MAP_BANDS * IMAGES;
+        if (turn + 1 < turns && next < batch)
+            stage_turn(both + (turn + 1) % 2 * MAPS, staged, x, gradient, side_input, replica, next,
+                       (turn + 1) % MAP_BANDS * BAND, part_in, part_out, batch);
         if (part_in == 0)
             for (int pixel = threadIdx.x / 16; pixel < IMAGES * BAND * ACROSS; pixel += THREADS / 16) {
                 u32 both = *(const u32*)(back + pixel * SPACED + threadIdx.x % 16 * 2);
@@ -701,10 +705,10 @@ first_gradient(const u16* x, const u16* gradient, const void* side_input, float*
                                                   part_out * 32, top, 0, true);
         __syncthreads();
         const int next = picture0 + (turn + 1) / MAP_BANDS, next_top = (turn + 1) % MAP_BANDS * BAND;
-        if (turn + 1 < GROUP * MAP_BANDS) {
+        if (turn + 1 < GROUP * MAP_BANDS && next < batch) {
             if (next != image) stage_pictures(staged_picture, x, replica, next, batch);
             stage_gradient<BAND, 32>(staged, gradient, side_input, replica * batch + next, OUTPUTS, part_out * 32, next_top,
-                                     next < batch);
+                                     true);
         }
         for (int job = warp; job < STRIPS * MAP_GROUPS; job += WARPS) {
             const int strip = job % STRIPS, line = job / STRIPS * LINES * HEIGHT;

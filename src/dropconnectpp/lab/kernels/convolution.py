@@ -1,4 +1,4 @@
-"""Convolution, bias, ReLU and pool of a stack of replicas in one kernel a layer, and the gradients in three.
+"""Convolution, bias, ReLU and pool of a stack of replicas in one kernel a layer, and both gradients in one each.
 
 The kernels are CUDA C++ (`convolution.cu`), compiled while running by the compiler that torch brings along: no other
 compiler is needed. Only pooled maps go to memory. What they compute is defined by `lab.convolutions`, which also
@@ -10,7 +10,9 @@ in the order of the dense layer's weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -279,10 +281,23 @@ def source() -> str:
 @cache
 def _kernel(launch: Launch, device: int) -> Any:
     options = [f"-D{key}={value}" for key, value in launch.settings]
-    with torch.cuda.device(device):
+    with torch.cuda.device(device), _without_toolkit():
         kernel = torch.cuda._compile_kernel(source(), launch.name, nvcc_options=options)
         kernel.set_shared_memory_config(launch.shared)
     return kernel
+
+
+@contextmanager
+def _without_toolkit() -> Iterator[None]:
+    """torch looks for a CUDA toolkit's headers and fails without one. Our source includes none, so any folder does."""
+    from torch.utils import cpp_extension  # needs setuptools, which a machine may lack
+
+    before = cpp_extension.CUDA_HOME
+    cpp_extension.CUDA_HOME = before or str(Path(__file__).parent)
+    try:
+        yield
+    finally:
+        cpp_extension.CUDA_HOME = before
 
 
 @cache
@@ -300,7 +315,8 @@ def _compiles(device: int) -> bool:
     probe = Layer(8, 32, 32, 5, 3, 2, 4)
     try:
         _kernel(arrange_launch(probe, False), device)
-    except (AttributeError, OSError, RuntimeError):  # an older torch, no NVRTC, no headers
+    except (AttributeError, ImportError, OSError, RuntimeError, TypeError) as error:  # another torch, no NVRTC
+        warnings.warn(f"Convolutions go through plain PyTorch: compiling their kernels failed ({error}).", stacklevel=2)
         return False
     return True
 
@@ -310,7 +326,14 @@ def usable(images: Tensor, architecture: Architecture) -> bool:
     if not images.is_cuda or images.dtype != torch.bfloat16 or images.shape[3] != images.shape[4]:
         return False
     layers = layers_of(architecture, images.shape[2], images.shape[3])
-    return layers is not None and _compiles(images.device.index)
+    device = images.device.index
+    return layers is not None and _compiles(device) and all(fits(layer, _limit(device)) for layer in layers)
+
+
+def fits(layer: Layer, limit: int) -> bool:
+    """Whether every kernel of a layer gets by with so many bytes of shared memory."""
+    launches = [forward_launch(layer, limit), filter_launch(layer, limit)]
+    return all(launch.shared <= limit for launch in launches + ([] if layer.first else [input_launch(layer, limit)]))
 
 
 def _start(launch: Launch, grid: tuple[int, int, int], arguments: list[Any]) -> None:
