@@ -26,6 +26,10 @@ def by_method(path: Path) -> dict[str, list[Row]]:
     return found
 
 
+def _evidence(row: Row) -> str:
+    return f"{row.device}, " + ", ".join(f"{name} {version}" for name, version in row.versions.items())
+
+
 def main() -> None:
     """Print the table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -36,7 +40,10 @@ def main() -> None:
     names = [path.stem for path in given.stores]
     header = ["method", "measure", *names, "difference", "95% interval", "p"]
     lines = []
-    for method in groups[0]:
+    methods = [method for method in groups[0] if method in groups[1]]
+    if not methods:
+        raise SystemExit("The stores have no method in common.")
+    for method in methods:
         for key, (measure, digits) in MEASURES.items():
             values = [[row.results[key] for row in group[method]] for group in groups]
             test = welch(*values)
@@ -53,9 +60,8 @@ def main() -> None:
                 ]
             )
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *lines])
-    first = next(iter(groups[0].values()))[0]
-    versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
-    text = f"{first.device}, {versions}\n\n{table}\n"
+    said = [f"{name}: {_evidence(group[methods[0]][0])}" for name, group in zip(names, groups, strict=True)]
+    text = "## Two stores compared\n\n" + "\n\n".join([*said, table]) + "\n"
     print(text)
     if given.out:
         given.out.write_text(text)

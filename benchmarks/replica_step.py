@@ -41,7 +41,7 @@ from dropconnectpp.lab.data.normalisation import standardise
 from dropconnectpp.lab.network import Shape, start
 from dropconnectpp.lab.protocol import PAPER_METHODS, Architecture, Method, Protocol, Training, paper
 from dropconnectpp.lab.timing import median_seconds
-from dropconnectpp.lab.training import Stack, Unit
+from dropconnectpp.lab.training import EAGER_STEPS, Stack, Unit
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would tell that it starts and stops
 
@@ -159,7 +159,7 @@ def warm_stack(settings: Settings, method: Method, replicas: int, hidden: int) -
     stack = Stack([Unit(protocol, replica) for replica in range(replicas)], pictures(settings.classes), settings.where)
     stack.batches = stack.batches[: settings.steps]
     stack.train_epoch()
-    if settings.gpu:
+    while settings.gpu and int(stack.step) <= EAGER_STEPS:
         stack.train_epoch()
     return stack
 

@@ -106,7 +106,7 @@ def straight_through_kernel(logit_ptr, weight_ptr, mask_ptr, gradient_ptr, resul
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def product_kernel(tensor_ptr, mask_ptr, out_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def masking_kernel(tensor_ptr, mask_ptr, out_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """tensor * mask; torch's own product of floats and booleans takes twice as long."""
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < count

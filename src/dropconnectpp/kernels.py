@@ -112,5 +112,5 @@ def straight_through(logit: Tensor, weight: Tensor, mask: Tensor, gradient: Tens
 def multiply(tensor: Tensor, mask: Tensor, out: Tensor) -> Tensor:
     """tensor * mask into ``out``, which may be ``tensor`` itself."""
     count = tensor.numel()
-    _compiled().product_kernel[(-(-count // BLOCK),)](tensor, mask.view(torch.uint8), out, count, BLOCK=BLOCK)
+    _compiled().masking_kernel[(-(-count // BLOCK),)](tensor, mask.view(torch.uint8), out, count, BLOCK=BLOCK)
     return out

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d
+from torch.utils import cpp_extension
 
 from dropconnectpp.lab import convolutions
 from dropconnectpp.lab.kernels import convolution
@@ -210,6 +211,24 @@ def test_plans_fit_the_shared_memory_of_small_cards(channels: int, side: int, li
         for launch in launches:
             assert launch.shared <= limit, launch
             assert launch.threads <= 1024
+
+
+def test_a_layer_too_large_for_a_card_goes_through_plain_torch() -> None:
+    layers = convolution.layers_of(Architecture(maps=(96, 256, 256)), 2, 96)
+    assert layers is not None
+    assert not all(convolution.fits(layer, convolution.SHARED_BYTES) for layer in layers)
+    usual = convolution.layers_of(Architecture(), 3, 32)
+    assert usual is not None
+    assert all(convolution.fits(layer, 101_376) for layer in usual)
+
+
+def test_no_toolkit_is_needed_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in (None, "/usr/local/cuda"):
+        monkeypatch.setattr(cpp_extension, "CUDA_HOME", given)
+        with convolution._without_toolkit():
+            assert Path(cpp_extension.CUDA_HOME or "").parts
+            assert given is None or cpp_extension.CUDA_HOME == given
+        assert cpp_extension.CUDA_HOME == given
 
 
 # ---------------------------------------------------------------------------------------------- on a GPU

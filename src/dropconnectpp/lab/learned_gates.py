@@ -123,7 +123,7 @@ class DropConnectPP(DropConnect):
             arms = rewards.view(samples, self.estimator.arms, -1)
             baseline = self.moments if self.estimator.needs_moments else mean_reward
             coefficients = self._signed(self.estimator.coefficients(arms, baseline)) / samples  # (L, R)
-            if self._in_one_pass:
+            if self._in_one_pass and names == SYNAPSES:
                 return self._score_gradients(coefficients[0], arms.mean(1), scale)
             self._update_moments(arms.mean(1), torch.stack([self._squared_score(masks) for masks in self._masks]))
         found: dict[str, Tensor] = {}

@@ -21,7 +21,7 @@ from dropconnectpp.lab.kernels.compiled import compiled
 from dropconnectpp.lab.kernels.dense import draw_masks
 from dropconnectpp.lab.streams import Stream
 
-# Largest tiles, and how they are launched. None may depend on R: a replica's numbers are the same in every stack.
+# Largest tiles, and how they are launched. None may depend on R, so that these sums have one order in every stack.
 BLOCK_B = 128
 SPLIT, MOST_SPLITS = 512, 16
 """Inputs that one program of the forward pass adds up, and how many such parts there are at most."""
