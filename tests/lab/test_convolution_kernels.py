@@ -227,8 +227,8 @@ def test_no_toolkit_is_needed_to_compile(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(cpp_extension, "CUDA_HOME", given)
         with convolution._without_toolkit():
             assert Path(cpp_extension.CUDA_HOME or "").parts
-            assert given is None or cpp_extension.CUDA_HOME == given
-        assert cpp_extension.CUDA_HOME == given
+            assert given is None or given == cpp_extension.CUDA_HOME
+        assert given == cpp_extension.CUDA_HOME
 
 
 # ---------------------------------------------------------------------------------------------- on a GPU
