@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from dropconnectpp._triton import tanh_of_half, uniform_slope
+from dropconnectpp.lab.kernels._triton_layer import unit_interval
 
 
 # Without annotations: the compiler takes every one for a name that the kernel uses.
@@ -29,13 +30,9 @@ def mask_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(1)
     first = tl.program_id(0) * BLOCK
     blocks = first + tl.arange(0, BLOCK)
-    zero = blocks * 0
     replica = tl.load(replica_ptr + row).to(tl.int32)
     step = tl.load(step_ptr).to(tl.int32)
-    w0, w1, w2, w3 = tl.philox(seed, blocks, zero + draw, zero + step, zero + replica)
-    words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
-    # The top bit must not be taken for a sign.
-    noise = (words.to(tl.uint32, bitcast=True) >> 8).to(tl.float32) * (1.0 / 16777216.0)
+    noise = unit_interval(seed, blocks, draw, step, replica)
     offsets = first * 4 + tl.arange(0, 4 * BLOCK)
     inside = offsets < count
     keep = tl.load(keep_ptr + row.to(tl.int64) * row_stride + offsets * element_stride, mask=inside, other=0.0)
