@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import dropconnectpp as dcpp
 from dropconnectpp import draws
-from dropconnectpp.lab.learned_gates import DropConnectPP, draw_gamma, estimator_of
+from dropconnectpp.lab.kernels.noise import draw_gamma
+from dropconnectpp.lab.learned_gates import DropConnectPP, estimator_of
 from dropconnectpp.lab.network import linear, log_likelihoods
 from dropconnectpp.lab.protocol import Method
 from dropconnectpp.lab.regularisers import Regulariser

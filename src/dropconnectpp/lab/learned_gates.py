@@ -15,10 +15,10 @@ from dropconnectpp import functional, gating
 from dropconnectpp.estimators import Concrete, Eq16, Estimator, resolve, update_moments
 from dropconnectpp.lab.kernels.dense import draw_masks, score_pass
 from dropconnectpp.lab.kernels.layer import Gate, LearnedGate
+from dropconnectpp.lab.kernels.noise import draw_gamma, draw_uniform
 from dropconnectpp.lab.network import linear
 from dropconnectpp.lab.protocol import Method
 from dropconnectpp.lab.regularisers import SYNAPSES, DropConnect
-from dropconnectpp.lab.streams import Stream
 
 
 class DropConnectPP(DropConnect):
@@ -80,15 +80,14 @@ class DropConnectPP(DropConnect):
         """A weight under its gate, differentiable by the weight and, for pathwise estimators, by the logit."""
         stream, (sample, arm) = self._stream(f"mask:{name}"), divmod(index, self.estimator.arms)
         if isinstance(self.estimator, Concrete):
-            count = math.prod(self.shapes[name])
-            noise = stream.uniform(self.replicas, step, count, sample, dtype=_noise_dtype(value)).view(value.shape)
+            noise = draw_uniform(stream, value, self.replicas, step, sample)
             return value * functional.relax_mask(self.logit(name), noise, self.estimator.temperature)
         if self.estimator.arms == 1:
             mask = draw_masks(stream, self.keep_probability(name), self.replicas, step, sample)
         else:
-            noise = stream.uniform(self.replicas, step, math.prod(self.shapes[name]), sample, dtype=_noise_dtype(value))
+            noise = draw_uniform(stream, value, self.replicas, step, sample)
             draw = functional.draw_antithetic_mask if arm else functional.draw_mask
-            mask = draw(self.logit(name).detach(), noise.view(value.shape))
+            mask = draw(self.logit(name).detach(), noise)
         if not self.estimator.scores:
             return gating.straight_through(value, self.logit(name), mask, None)
         if name == "weight":
@@ -144,14 +143,24 @@ class DropConnectPP(DropConnect):
     def _in_one_pass(self) -> bool:
         """The common case: one mask, the uniform prior, the best q(pi)."""
         method = self.method
-        usual = method.hyper == "optimal" and method.alpha == method.beta == 1.0 and method.parameterisation == "logit"
-        return usual and self.passes == 1
+        return method.hyper == "optimal" and method.alpha == method.beta == 1.0 and self.passes == 1
 
     def _score_gradients(self, coefficient: Tensor, rewards: Tensor, scale: float) -> dict[str, Tensor]:
         (masks,), self._masks = self._masks, []
-        found = {name: score_pass(self.logit(name), masks[name], coefficient, scale) for name in SYNAPSES}
-        self._update_moments(rewards, (found["weight"][1] + found["bias"][1]).unsqueeze(0))
-        return {f"{name}_logit": gradient for name, (gradient, _) in found.items()}
+        found, squares = {}, []
+        for name in SYNAPSES:
+            logit = self.logit(name)
+            gradient, squared = score_pass(logit, masks[name], coefficient, scale)
+            found[f"{name}_{self.method.parameterisation}"] = self._by_parameter(gradient, logit)
+            squares.append(squared)
+        self._update_moments(rewards, (squares[0] + squares[1]).unsqueeze(0))
+        return found
+
+    def _by_parameter(self, gradient: Tensor, logit: Tensor) -> Tensor:
+        """A gradient by the logits as one by what is optimised."""
+        if self.method.parameterisation == "logit":
+            return gradient
+        return gradient / (torch.sigmoid(logit) * torch.sigmoid(-logit))
 
     def _posterior_gradient(self, name: str, coefficients: Tensor | None, scale: float) -> dict[str, Tensor]:
         method, logit = self.method, self.logit(name)
@@ -170,9 +179,7 @@ class DropConnectPP(DropConnect):
                 found[f"{name}_{key}"] = (by * scale - score) * torch.sigmoid(value)
         if coefficients is not None:
             gradient = gradient - self._likelihood_gradient(name, logit, coefficients)
-        if method.parameterisation == "probability":
-            gradient = gradient / (torch.sigmoid(logit) * torch.sigmoid(-logit))
-        return {f"{name}_{method.parameterisation}": gradient, **found}
+        return {f"{name}_{method.parameterisation}": self._by_parameter(gradient, logit), **found}
 
     def _likelihood_gradient(self, name: str, logit: Tensor, coefficients: Tensor) -> Tensor:
         """sum_l c_l (z_l - pi~), Eq. (8), or the antithetic pair's."""
@@ -280,33 +287,6 @@ class DropConnectPP(DropConnect):
             margin = functional.PROBABILITY_MARGIN
             for name in SYNAPSES:
                 self.parameters[f"{name}_probability"].clamp_(margin, 1 - margin)
-
-
-def draw_gamma(shape: Tensor, stream: Stream, replicas: Tensor, step: Tensor | int, attempts: int = 8) -> Tensor:
-    """Gamma(shape, 1) numbers from a stream: Marsaglia and Tsang's rejection with a fixed number of attempts.
-
-    An attempt fails for fewer than 1 in 20; after eight the last is taken, for one number in 10^10.
-    """
-    count = shape[0].numel()
-    boosted = shape + 1.0  # their method needs a shape of at least 1; the boost is undone below
-    d = boosted - 1.0 / 3.0
-    c = 1.0 / torch.sqrt(9.0 * d)
-    result = torch.zeros_like(shape)
-    missing = torch.ones_like(shape, dtype=torch.bool)
-    for attempt in range(attempts):
-        x = stream.normal(replicas, step, count, 2 * attempt, dtype=shape.dtype).view(shape.shape)
-        u = stream.uniform(replicas, step, count, 2 * attempt + 1, dtype=_noise_dtype(shape)).view(shape.shape)
-        v = (1.0 + c * x).clamp_min(1e-6) ** 3
-        good = torch.log(u + 1e-12) < 0.5 * x.square() + d - d * v + d * torch.log(v)
-        result = torch.where(missing & (good | (attempt == attempts - 1)), d * v, result)
-        missing = missing & ~good
-    u = stream.uniform(replicas, step, count, 2 * attempts, dtype=_noise_dtype(shape)).view(shape.shape)
-    # Above zero, since heads / (heads + tails) follows.
-    return (result * (u + 1e-12) ** (1.0 / shape)).clamp_min(torch.finfo(shape.dtype).tiny)
-
-
-def _noise_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def estimator_of(method: Method) -> Estimator:

@@ -1,0 +1,80 @@
+"""Uniform and Gamma numbers of a stream for a stack of replicas: one launch each on a GPU with Triton.
+
+Elsewhere the twin runs: uniform numbers are equal bit for bit, Gamma numbers to rounding. Shapes: R replicas.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dropconnectpp.lab.kernels.compiled import compiled
+from dropconnectpp.lab.streams import Stream
+
+BLOCK = 256
+"""Blocks of four numbers that a program draws."""
+ATTEMPTS = 8
+
+
+def _by_kernel(like: Tensor) -> bool:
+    return like.is_cuda and like.dtype == torch.float32 and like.is_contiguous() and compiled("noise") is not None
+
+
+def _counter(step: Tensor | int, device: torch.device) -> Tensor:
+    return step if isinstance(step, Tensor) else torch.full((), step, dtype=torch.int64, device=device)
+
+
+def draw_uniform(stream: Stream, like: Tensor, replicas: Tensor, step: Tensor | int, draw: int = 0) -> Tensor:
+    """`Stream.uniform` in the shape of ``like`` (R, ...): numbers in [0, 1), float64 for a float64."""
+    count = math.prod(like.shape[1:])
+    if not _by_kernel(like):
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        return stream.uniform(replicas, step, count, draw, dtype=dtype).view(like.shape)
+    noise = torch.empty_like(like)
+    compiled("noise").uniform_kernel[(-(-count // (4 * BLOCK)), len(like))](
+        noise, replicas, _counter(step, like.device), draw, stream.seed, count, BLOCK=BLOCK
+    )
+    return noise
+
+
+def draw_gamma(shape: Tensor, stream: Stream, replicas: Tensor, step: Tensor | int) -> Tensor:
+    """Gamma(shape, 1) numbers (R, ...): Marsaglia and Tsang's rejection with a fixed number of attempts.
+
+    An attempt fails for fewer than 1 in 20; after eight the last is taken, for one number in 10^10.
+    """
+    if _by_kernel(shape):
+        return _gamma_by_kernel(shape, stream, replicas, step)
+    count = math.prod(shape.shape[1:])
+    boosted = shape + 1.0  # their method needs a shape of at least 1; the boost is undone below
+    d = boosted - 1.0 / 3.0
+    c = 1.0 / torch.sqrt(9.0 * d)
+    result = torch.zeros_like(shape)
+    missing = torch.ones_like(shape, dtype=torch.bool)
+    for attempt in range(ATTEMPTS):
+        x = stream.normal(replicas, step, count, 2 * attempt, dtype=shape.dtype).view(shape.shape)
+        u = draw_uniform(stream, shape, replicas, step, 2 * attempt + 1)
+        v = (1.0 + c * x).clamp_min(1e-6) ** 3
+        good = torch.log(u + 1e-12) < 0.5 * x.square() + d - d * v + d * torch.log(v)
+        result = torch.where(missing & (good | (attempt == ATTEMPTS - 1)), d * v, result)
+        missing = missing & ~good
+    u = draw_uniform(stream, shape, replicas, step, 2 * ATTEMPTS)
+    # Above zero, since heads / (heads + tails) follows.
+    return (result * (u + 1e-12) ** (1.0 / shape)).clamp_min(torch.finfo(shape.dtype).tiny)
+
+
+def _gamma_by_kernel(shape: Tensor, stream: Stream, replicas: Tensor, step: Tensor | int) -> Tensor:
+    count, result = math.prod(shape.shape[1:]), torch.empty_like(shape)
+    compiled("noise").gamma_kernel[(-(-count // (4 * BLOCK)), len(shape))](
+        shape,
+        result,
+        replicas,
+        _counter(step, shape.device),
+        stream.seed,
+        count,
+        torch.finfo(shape.dtype).tiny,
+        ATTEMPTS=ATTEMPTS,
+        BLOCK=BLOCK,
+    )
+    return result

@@ -1,0 +1,89 @@
+"""Kernels that draw uniform and Gamma numbers: interpreted on the CPU everywhere, and on a GPU, against their twins."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dropconnectpp.lab.kernels import noise
+from dropconnectpp.lab.streams import Stream
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
+)
+STREAM = Stream(7, "heads:weight")
+
+# Launched by hand: the package takes CUDA tensors alone. Outputs lie in poisoned buffers, so that a write outside
+# their range shows too.
+INTERPRETED = """
+import torch
+from dropconnectpp.lab.kernels import noise
+from dropconnectpp.lab.kernels._triton_noise import gamma_kernel, uniform_kernel
+from dropconnectpp.lab.streams import Stream
+
+torch.manual_seed(0)
+replicas, step, stream = torch.tensor([4, 0, 17]), torch.tensor(12), Stream(7, "heads:weight")
+
+for count, block in ((1, 4), (5, 4), (16, 4), (130, 8), (1000, 64)):
+    grid, room = (-(-count // (4 * block)), 3), torch.full((5, count), 77.0)
+    uniform_kernel[grid](room[1:], replicas, step, 2, stream.seed, count, BLOCK=block)
+    assert torch.equal(room[1:4], stream.uniform(replicas, step, count, 2)), (count, block)
+    assert (room[[0, 4]] == 77.0).all()
+    shape = 0.05 + 4 * torch.rand(3, count)
+    tiny = torch.finfo(torch.float32).tiny
+    for attempts in (1, 2, 8):  # the first fails for one in thirty
+        noise.ATTEMPTS = attempts
+        room = torch.full((5, count), 77.0)
+        gamma_kernel[grid](shape, room[1:], replicas, step, stream.seed, count, tiny, ATTEMPTS=attempts, BLOCK=block)
+        wanted = noise.draw_gamma(shape, stream, replicas, step)
+        assert torch.allclose(room[1:4], wanted, rtol=2e-4, atol=1e-6), (count, block, attempts)
+        assert (room[[0, 4]] == 77.0).all()
+print("all well")
+"""
+
+
+@needs_triton
+def test_the_interpreted_kernels_are_their_twins() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    found = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert found.stdout.strip() == "all well"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_uniform_numbers_are_those_of_the_stream(dtype: torch.dtype) -> None:
+    like, replicas = torch.zeros(2, 3, 5, dtype=dtype), torch.tensor([3, 1])
+    drawn = noise.draw_uniform(STREAM, like, replicas, 9, 1)
+    assert torch.equal(drawn, STREAM.uniform(replicas, 9, 15, 1, dtype=dtype).view(2, 3, 5))
+
+
+# ---------------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("count", [1, 7, 4097, 262_144])
+@pytest.mark.parametrize("replicas", [1, 3, 60])
+def test_numbers_on_a_gpu_are_those_of_the_twin(replicas: int, count: int) -> None:
+    numbers, shape = torch.arange(replicas) * 5, 0.05 + 4 * torch.rand(replicas, count)
+    checked = slice(max(replicas - 4, 0), replicas)  # the twin is slow
+    uniform = noise.draw_uniform(STREAM, shape[checked], numbers[checked], 9, 1)
+    gamma = noise.draw_gamma(shape[checked].double(), STREAM, numbers[checked], 9)
+    first = None
+    for step in (9, torch.tensor(9, device="cuda"), 9):
+        drawn = noise.draw_uniform(STREAM, shape.cuda(), numbers.cuda(), step, 1)
+        assert torch.equal(drawn[checked].cpu(), uniform)
+        found = noise.draw_gamma(shape.cuda(), STREAM, numbers.cuda(), step)
+        # Where a number is accepted within rounding of the limit, kernel and twin may decide differently.
+        close = torch.isclose(found[checked].cpu().double(), gamma, rtol=1e-3, atol=1e-6)
+        assert (~close).sum() <= 1e-5 * close.numel()
+        first = found if first is None else first
+        assert torch.equal(first, found), "the same every time"
