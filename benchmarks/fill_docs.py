@@ -1,4 +1,4 @@
-"""Copies the recorded tables into the documentation, between `<!-- table: NAME -->` and `<!-- end -->`.
+"""Copies the recorded tables into README and documentation, between `<!-- table: NAME -->` and `<!-- end -->`.
 
 Run `python benchmarks/fill_docs.py` after a new record; a test checks that the pages hold what the records say.
 """
@@ -9,7 +9,12 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def pages() -> list[Path]:
+    """The pages that may have marked tables."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def latest(name: str) -> str:
@@ -27,7 +32,7 @@ def filled(page: str) -> str:
 
 
 if __name__ == "__main__":
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    for path in pages():
         text = path.read_text()
         if MARKED.search(text):
             path.write_text(filled(text))

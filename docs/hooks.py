@@ -13,7 +13,7 @@ from griffe import Docstring, Extension, Object
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
-SHOWN = (".md", ".toml", ".json")
+SHOWN = (".md", ".toml", ".json", ".svg")
 
 
 def on_files(files: Any, config: Any) -> Any:

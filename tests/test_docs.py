@@ -128,7 +128,7 @@ def test_the_tables_are_those_of_the_records() -> None:
     fill_docs = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fill_docs)
     marked = [page for page in PAGES if fill_docs.MARKED.search(page.read_text())]
-    assert len(marked) == 3
+    assert len(marked) >= 3
     for page in marked:
-        assert page.parent == DOCS, f"fill_docs.py does not look at {page}"
+        assert page in fill_docs.pages(), f"fill_docs.py does not look at {page}"
         assert fill_docs.filled(page.read_text()) == page.read_text(), f"run python benchmarks/fill_docs.py for {page}"

@@ -94,14 +94,6 @@ def text(store_path: Path | str, only: Sequence[str] | None = None) -> str:
         return text_tables(store.rows(), store.notes(), store.protocols(), only)
 
 
-def sections(store_path: Path | str) -> dict[str, str]:
-    """The tables of a store that are not empty as Markdown, each under its heading, by the names of `report_tables`."""
-    with Store.open(store_path, read_only=True) as store:
-        found = report_tables(store.rows(), store.notes(), store.protocols())
-    laid = lay_out(found)
-    return {name: markdown.section(table) for name, table in laid.items() if found[name]}
-
-
 def text_tables(
     rows: Iterable[Row], notes: Notes, protocols: Iterable[StoredProtocol] = (), only: Sequence[str] | None = None
 ) -> str:
