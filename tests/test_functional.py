@@ -143,6 +143,29 @@ def test_collapsed_kl_and_slope_to_rounding(alpha, beta, dtype):
         torch.testing.assert_close(slope.double(), exact_slope, rtol=rounding, atol=1e-13)
 
 
+@pytest.mark.parametrize(
+    ("alpha", "beta"), [(1.0, 1.0), (0.5, 0.5), (2.0, 0.7), (0.6, 20.0), (30.0, 5.0), (1000.0, 1000.0), (1e16, 1e16)]
+)
+def test_the_polynomial_of_a_prior_gives_the_slope(alpha, beta):
+    logit = torch.tensor(LOGITS, dtype=torch.float64)
+    pi, rest, t = torch.sigmoid(logit), torch.sigmoid(-logit), torch.tanh(logit / 2)
+    even, odd = functional.prior_polynomial(alpha, beta)
+    assert len(even) == len(odd) == 6
+    parts = [sum(c * t.square() ** (5 - k) for k, c in enumerate(part)) for part in (even, odd)]
+    assert any(even) == (alpha != beta)
+    exact = to_float64(mpmath.psi(0, alpha + exact_pi(v)[0]) - mpmath.psi(0, beta + exact_pi(v)[1]) for v in LOGITS)
+    torch.testing.assert_close(parts[0] + t * parts[1], exact, rtol=0, atol=functional.PRIOR_ERROR)
+    slope = pi * rest * (logit - parts[0] - t * parts[1])
+    exact_slope = to_float64(exact_collapsed_slope(v, alpha, beta) for v in LOGITS)
+    torch.testing.assert_close(slope, exact_slope, rtol=0, atol=functional.PRIOR_ERROR / 4)
+
+
+def test_a_prior_with_a_pole_near_has_no_polynomial():
+    assert functional.prior_polynomial(1.0, 1.0)[1] == functional.SLOPE_POLYNOMIAL[torch.float32]
+    for prior in ((0.3, 1.0), (1.0, 0.3), (0.1, 0.1)):
+        assert functional.prior_polynomial(*prior) is None
+
+
 def test_known_values_of_the_uniform_prior():
     edges = torch.tensor([-0.0, 0.0, 40.0, -40.0, 800.0], dtype=torch.float64)
     value, slope = functional.collapsed_kl(edges, 1.0, 1.0)

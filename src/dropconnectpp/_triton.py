@@ -24,6 +24,15 @@ def uniform_slope(logit, small, large, t, s5, s4, s3, s2, s1, s0):  # type: igno
     return tl.where(logit < 0, -slope, slope) * small * large
 
 
+@triton.jit
+def prior_slope(logit, small, large, t, even, odd):  # type: ignore[no-untyped-def]
+    """dKL/dlogit for any prior at the best q(pi), t = tanh(|logit| / 2), by `functional.prior_polynomial`."""
+    s = t * t
+    term = ((((even[0] * s + even[1]) * s + even[2]) * s + even[3]) * s + even[4]) * s + even[5]
+    slant = t * (((((odd[0] * s + odd[1]) * s + odd[2]) * s + odd[3]) * s + odd[4]) * s + odd[5])
+    return (logit - (term + tl.where(logit < 0, -slant, slant))) * small * large
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def posterior_kernel(  # type: ignore[no-untyped-def]
     logit_ptr,

@@ -9,6 +9,7 @@ replicas. `logit` is the log-odds of a synapse's posterior keep probability, pi~
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,49 @@ VALUE_SERIES = np.cumsum((_LAMBDA / np.arange(1, 27))[::-1])[::-1].copy()
 # Largest error over [0, 1]: 6.5e-10 for degree 5, below 1e-15 for degree 13.
 SLOPE_POLYNOMIAL = {torch.float32: economise(SLOPE_SERIES, 5), torch.float64: economise(SLOPE_SERIES, 13)}
 VALUE_POLYNOMIAL = {torch.float32: economise(VALUE_SERIES, 4), torch.float64: economise(VALUE_SERIES, 13)}
+
+
+# Any other prior's slope needs psi(alpha + pi~) - psi(beta + 1 - pi~), which is smooth on [0, 1]: a polynomial in the
+# signed t = 2 pi~ - 1 = tanh(logit / 2). Its even part vanishes for alpha = beta.
+PRIOR_DEGREE = 11
+PRIOR_ERROR = 1e-6
+"""Largest error of `prior_polynomial` on [0, 1] that is put up with."""
+
+
+def _prior_term(
+    t: np.ndarray[Any, np.dtype[np.float64]], alpha: float, beta: float
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """psi(alpha + pi~) - psi(beta + 1 - pi~) at t = 2 pi~ - 1."""
+    pi, rest = torch.from_numpy((1.0 + t) / 2.0), torch.from_numpy((1.0 - t) / 2.0)
+    return (torch.digamma(alpha + pi) - torch.digamma(beta + rest)).numpy()
+
+
+@cache
+def prior_polynomial(alpha: float, beta: float) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """psi(alpha + pi~) - psi(beta + 1 - pi~) = even(t^2) + t odd(t^2), t = 2 pi~ - 1; highest powers first.
+
+    For kernels in float32: d KL / d logit = pi~ (1 - pi~) (logit - this) at the best q(pi). None where it would be off
+    by more than `PRIOR_ERROR`: a small alpha or beta brings a pole near.
+
+    >>> even, odd = prior_polynomial(1.0, 1.0)
+    >>> any(even), odd == SLOPE_POLYNOMIAL[torch.float32]
+    (False, True)
+    >>> prior_polynomial(0.1, 1.0)
+    """
+    count = (PRIOR_DEGREE + 1) // 2
+    if alpha == beta == 1.0:
+        return (0.0,) * count, SLOPE_POLYNOMIAL[torch.float32]
+    nodes = np.polynomial.Chebyshev.interpolate(lambda t: _prior_term(t, alpha, beta), PRIOR_DEGREE, domain=[-1.0, 1.0])
+    power = nodes.convert(kind=np.polynomial.Polynomial).coef
+    power = np.pad(power, (0, PRIOR_DEGREE + 1 - len(power)))  # zeros at the end are left out
+    if alpha == beta:
+        power[::2] = 0.0
+    places = np.linspace(-1.0, 1.0, 2001)
+    error = np.abs(np.polynomial.polynomial.polyval(places, power) - _prior_term(places, alpha, beta)).max()
+    if error > PRIOR_ERROR:
+        return None
+    even, odd = (tuple(float(c) for c in power[first::2][::-1]) for first in (0, 1))
+    return even, odd
 
 
 def _horner(coefficients: tuple[float, ...], s: Tensor) -> Tensor:

@@ -25,8 +25,21 @@ needs_triton = pytest.mark.skipif(
 )
 STREAM = Stream(7, "mask:weight")
 LEARNED = ["score", "straight-through", "score, learned", "straight-through, learned"]
-KINDS = ["open", "fixed", *LEARNED]
-SAMPLED = [(kind, 1) for kind in KINDS] + [(kind, 3) for kind in LEARNED]
+PRIORS = {"learned": (1.5, 0.7), "skewed": (2.0, 0.7), "even": (3.0, 3.0)}
+"""By a word of the kind; the uniform one else."""
+COMMON = ["open", "fixed", *LEARNED]
+RARE = [
+    "fixed, slab",
+    "score, skewed",
+    "straight-through, skewed",
+    "score, even",
+    "score, slab",
+    "straight-through, slab",
+    "score, learned, slab",
+    "straight-through, skewed, slab",
+]
+KINDS = [*COMMON, *RARE]
+SAMPLED = [(kind, 1) for kind in KINDS] + [(kind, 3) for kind in [*LEARNED, *RARE[1:]]]
 """Kinds of gates with how many samples they take."""
 STEP = 12
 
@@ -49,8 +62,9 @@ class Case:
         logit[0, 0, 0] = 0.0
         alpha, beta = (normal(stack, units, width) for _ in range(2))
         self.gate: Gate = OpenGate()
-        if kind == "fixed":
-            self.gate = FixedGate(torch.linspace(0.2, 0.8, stack, dtype=dtype), STREAM)
+        slab_scale = 0.2 if "slab" in kind else 0.0
+        if "fixed" in kind:
+            self.gate = FixedGate(torch.linspace(0.2, 0.8, stack, dtype=dtype), STREAM, slab_scale)
         elif kind != "open":
             self.gate = LearnedGate(
                 logit,
@@ -59,9 +73,12 @@ class Case:
                 normal(samples, stack) if "score" in kind else None,
                 0.3,
                 samples=samples,
+                slab_scale=slab_scale,
             )
+            for prior in (prior for word, prior in PRIORS.items() if word in kind):
+                self.gate = replace(self.gate, prior_alpha=prior[0], prior_beta=prior[1])
             if "learned" in kind:
-                self.gate = replace(self.gate, alpha=alpha, beta=beta, prior_alpha=1.5, prior_beta=0.7)
+                self.gate = replace(self.gate, alpha=alpha, beta=beta)
         sizes = torch.linspace(0.1, 0.3, stack, dtype=dtype)
         self.update = Adagrad(self.weight, sizes, 1e-6, True, gate_sizes=2 * sizes)
         zeros = {name: torch.zeros_like(value) for name, value in self.trained().items()}
@@ -92,19 +109,21 @@ class Case:
         return list(layer._draw(self.gate, self.weight, self.replicas, STEP))
 
     def dropped(self) -> Tensor | None:
-        """Synapses that no sample keeps."""
+        """Synapses that no sample keeps; with a slab they have a gradient nonetheless."""
         masks = [mask for mask in self.masks() if mask is not None]
-        return ~torch.stack(masks).any(0) if masks else None
+        return ~torch.stack(masks).any(0) if masks and not getattr(self.gate, "slab_scale", 0.0) else None
 
     def forward(self) -> Tensor:
         return layer.gated_product(self.x, self.weight, self.gate, self.replicas, STEP)
 
     def backward(self, step: Tensor | int = STEP) -> tuple[Tensor, Tensor | None]:
+        weight = self.weight.clone()
         by_x = layer.gated_product_backward_(
             self.x, self.by_output, self.weight, self.gate, self.replicas, step, self.update
         )
-        scores = isinstance(self.gate, LearnedGate) and self.gate.kind == "score"
-        return by_x, layer.update_gate_(self.gate, self.replicas, step, self.update) if scores else None
+        if not isinstance(self.gate, LearnedGate) or self.gate.kind != "score":
+            return by_x, None
+        return by_x, layer.update_gate_(self.gate, self.replicas, step, self.update, weight)
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -129,6 +148,9 @@ def expected_gradients(case: Case) -> dict[str, Tensor]:
         else:
             kl = functional.beta_bernoulli_kl(leaves["logit"], gate.prior_alpha, gate.prior_beta)
         loss = loss + gate.kl_scale * kl.sum()
+    if not isinstance(gate, OpenGate):
+        keep = torch.sigmoid(leaves["logit"]) if isinstance(gate, LearnedGate) else gate.keep[:, None, None]
+        loss = loss + gate.slab_scale * (keep * leaves["weight"].square()).sum() / 2
     for sample, mask in enumerate(case.masks()):
         weight = leaves["weight"]
         if isinstance(gate, LearnedGate) and gate.kind == "score":
@@ -189,9 +211,12 @@ def test_gates_alone_learn_by_the_score_only() -> None:
         layer.update_gate_(case.gate, case.replicas, STEP, case.update)
 
 
-def test_other_priors_at_the_best_posterior_go_through_the_twin() -> None:
+def test_priors_that_no_polynomial_follows_go_through_the_twin() -> None:
     case = Case("score", (2, 5, 3, 7), torch.float64)
-    case.gate = replace(case.gate, prior_alpha=2.0, prior_beta=0.5)
+    assert isinstance(case.gate, LearnedGate)
+    assert layer._known(case.gate)
+    case.gate = replace(case.gate, prior_alpha=2.0, prior_beta=0.1)
+    assert not layer._known(case.gate)
     wanted = expected_gradients(case)
     case.backward()
     assert case.update.logit is not None
@@ -229,6 +254,9 @@ def test_what_is_missing_is_named() -> None:
         case.gate = replace(gate, coefficient=coefficient)
         with pytest.raises(ArgumentError, match=r"coefficient of shape \(1, 1\)"):
             case.backward()
+    for weight in (None, torch.zeros(1)):
+        with pytest.raises(ArgumentError, match=r"weight before the step, of shape \(1, 3, 4\)"):
+            layer.update_gate_(replace(gate, slab_scale=0.1), case.replicas, STEP, case.update, weight)
 
 
 # --------------------------------------------------------------------------------- the interpreter
@@ -241,7 +269,7 @@ import torch
 from dataclasses import replace
 from dropconnectpp.lab.kernels import layer
 sys.path.insert(0, sys.argv[1])
-from test_layer_kernels import KINDS, LEARNED, STEP, Case
+from test_layer_kernels import COMMON, LEARNED, RARE, STEP, Case
 
 layer.BLOCK_B = layer.FORWARD_O = layer.BACKWARD_O = layer.BACKWARD_I = layer.CROWDED_I = 16
 layer.FORWARD_I = layer.MANY_I = 16
@@ -317,9 +345,12 @@ def check(kind, shape, samples, inside, step):
         for name, value in alone.trained().items():
             assert torch.equal(value[0], found.trained()[name][1]), (*where, name)
 
-for kind in KINDS:
+for kind in COMMON:
     for shape in ((2, 5, 3, 7), (3, 16, 16, 32), (2, 20, 10, 75), (2, 37, 18, 36)):
         check(kind, shape, 1, shape[1] == 5, torch.tensor(STEP) if shape[0] == 3 else STEP)
+for kind in RARE:
+    check(kind, (2, 5, 3, 7), 1, False, STEP)
+    check(kind, (1, 20, 18, 36), 1 if "fixed" in kind else 2, True, STEP)
 for kind in LEARNED:
     for shape in ((2, 5, 3, 7), (2, 20, 18, 36)):
         check(kind, shape, 2, True, STEP)
@@ -351,6 +382,32 @@ torch.testing.assert_close(found[2].double(), torch.nn.functional.softplus(2.0 *
 print("all well")
 """
 
+SLOPES = """
+import torch
+import triton
+import triton.language as tl
+from dropconnectpp import functional
+from dropconnectpp._triton import prior_slope, tanh_of_half
+
+@triton.jit
+def kernel(logit_ptr, slope_ptr, even, odd, COUNT: tl.constexpr):
+    places = tl.arange(0, COUNT)
+    logit = tl.load(logit_ptr + places)
+    size = tl.abs(logit)
+    decay = tl.exp(-size)
+    large = 1.0 / (1.0 + decay)
+    slope = prior_slope(logit, decay * large, large, tanh_of_half(size, decay, large), even, odd)
+    tl.store(slope_ptr + places, slope)
+
+logit = torch.linspace(-20.0, 20.0, 4096)
+for prior in ((2.0, 0.7), (0.6, 20.0), (30.0, 5.0), (1.0, 1.0)):
+    found = torch.full((4096,), 77.0)
+    kernel[(1,)](logit, found, *functional.prior_polynomial(*prior), COUNT=4096)
+    wanted = functional.beta_bernoulli_kl_gradient(logit.double(), *prior)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=5e-7)
+print("all well")
+"""
+
 
 def interpreted(script: str, *arguments: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -362,7 +419,7 @@ def interpreted(script: str, *arguments: str) -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("source", [INTERPRETED, POLYGAMMAS], ids=["layer", "polygammas"])
+@pytest.mark.parametrize("source", [INTERPRETED, POLYGAMMAS, SLOPES], ids=["layer", "polygammas", "slopes"])
 def test_the_interpreted_kernels_are_their_twins(source: str, tmp_path) -> None:
     script = tmp_path / "interpreted.py"  # a file, since Triton reads a kernel's source
     script.write_text(source)
@@ -386,10 +443,11 @@ def on_gpu(kind: str, shape: tuple[int, int, int, int], samples: int = 1) -> Cas
 
 def step_with(case: Case, masks: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
     """`Case.backward` by the twins with masks that are given: in float64 they would draw others."""
+    weight = case.weight.clone()
     by_x = layer._backward_(case.x, case.by_output, case.weight, case.gate, masks, case.update)
     if not isinstance(case.gate, LearnedGate) or case.gate.coefficient is None:
         return by_x, None
-    return by_x, layer._update_gate_(case.gate, [mask for mask in masks if mask is not None], case.update)
+    return by_x, layer._update_gate_(case.gate, [mask for mask in masks if mask is not None], case.update, weight)
 
 
 @pytest.mark.parametrize(("kind", "samples"), SAMPLED)
@@ -406,7 +464,8 @@ def test_the_step_with_given_masks_is_the_step(kind: str, samples: int) -> None:
 @needs_gpu
 @pytest.mark.parametrize(
     ("kind", "shape", "samples"),
-    [(kind, shape, 1) for kind in KINDS for shape in SHAPES + ODD_SHAPES]
+    [(kind, shape, 1) for kind in COMMON for shape in SHAPES + ODD_SHAPES]
+    + [(kind, shape, 1) for kind in RARE for shape in SAMPLED_SHAPES]
     + [(kind, shape, 3) for kind in LEARNED for shape in SAMPLED_SHAPES],
 )
 def test_the_layer_on_a_gpu_is_its_twin(kind: str, shape: tuple[int, int, int, int], samples: int) -> None:

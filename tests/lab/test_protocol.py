@@ -80,6 +80,8 @@ def another(value: Any, hint: Any) -> Any:
         return value + 2
     if isinstance(value, float):
         return value / 2
+    if hint == int | None:
+        return 3
     return "other" if hint in (str, str | None) else 0.25
 
 
@@ -139,6 +141,11 @@ def test_whole_numbers_and_fractions_that_are_equal_have_one_digest():
         {"baseline": "mean-network", "decay": 0.5},
         {"temperature": 0.1},
         {"hyper": "optimal", "posterior_alpha": 2.0},
+        {"kl_warmup": 5, "kl_weight": 0.0},
+        {"kind": "dropconnect", "kl_warmup": 5},
+        {"kind": "dropconnect", "freeze_after": 5},
+        {"kind": "dropout", "slab": 0.1},
+        {"kind": "none", "slab": 0.1},
     ],
 )
 def test_a_setting_that_does_nothing_is_refused(settings):
@@ -210,6 +217,10 @@ def test_settings_are_read_from_toml(tmp_path):
         (lambda: Method(logit_step=0.0), "logit_step must be positive, got 0.0."),
         (lambda: Method(decay=1.0), "decay must lie in [0, 1), got 1.0."),
         (lambda: Method(kl_weight=-1.0), "kl_weight must not be negative, got -1.0."),
+        (lambda: Method(kl_warmup=-1), "kl_warmup must not be negative, got -1."),
+        (lambda: Method(freeze_after=0), "freeze_after must be at least 1, got 0."),
+        (lambda: Method(slab=0.0), "slab must be positive, got 0.0."),
+        (lambda: Method(slab=float("inf")), "slab must be finite, got inf."),
         (lambda: Method(baseline="leave-one-out"), "baseline 'leave-one-out' needs num_samples of at least 2."),
         (lambda: Method(baseline="same-sample"), "estimator 'bbvi' has no baseline 'same-sample'."),
         (lambda: Method(estimator="eq16", baseline="mean-network"), "estimator 'eq16' has no baseline 'mean-network'."),
@@ -290,6 +301,30 @@ def test_tables_call_methods_by_name_and_what_was_changed():
         "DropConnect++",
     ]
     assert Method(estimator="local", logit_step=10.0).label == "DropConnect++ (estimator=local, logit_step=10.0)"
+    late = Method(kl_warmup=5, freeze_after=8, slab=0.03)
+    assert late.label == "DropConnect++ (kl_warmup=5, freeze_after=8, slab=0.03)"
+    assert Method(kind="dropconnect", rate=0.5, slab=0.03).label == "DropConnect (slab=0.03)"
+    assert Method(kind="dropconnect", rate=0.5, evaluation="gaussian").label == "DropConnect"
+
+
+def test_settings_that_came_late_are_left_out_where_they_are_not_set():
+    names = ("reward", "kl_warmup", "freeze_after", "slab")
+    assert not set(names) & set(Protocol().to_dict()["method"])
+    late = Protocol(method=Method(kl_warmup=5, freeze_after=8, slab=0.03))
+    assert {name: late.to_dict()["method"].get(name) for name in names[1:]} == {
+        "kl_warmup": 5,
+        "freeze_after": 8,
+        "slab": 0.03,
+    }
+
+
+def test_the_kls_weight_rises_and_the_posteriors_step_ends():
+    usual = Method(kl_weight=2.0, logit_step=3.0)
+    assert [usual.kl_weight_in(epoch) for epoch in (0, 1, 100)] == [2.0] * 3
+    assert [usual.gate_step_in(epoch) for epoch in (0, 1, 100)] == [3.0] * 3
+    late = replace(usual, kl_warmup=4, freeze_after=2)
+    assert [late.kl_weight_in(epoch) for epoch in range(6)] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.0]
+    assert [late.gate_step_in(epoch) for epoch in range(4)] == [3.0, 3.0, 0.0, 0.0]
 
 
 # ---------------------------------------------------------------------------------------------- the paper

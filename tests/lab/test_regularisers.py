@@ -429,6 +429,46 @@ def test_methods_that_differ_in_rate_alone_share_a_segment():
     assert not same_segment(Method(), Method(logit_step=2.0))
 
 
+# ------------------------------------------------------------------------ what epochs change, and the slab
+
+
+def test_a_regulariser_says_where_an_epoch_changes_its_step():
+    own = make(Method(kl_weight=3.0, kl_warmup=2, freeze_after=4, logit_step=5.0))
+    found = [(own.begin_epoch(epoch), own.kl_weight, own.gate_step) for epoch in range(6)]
+    assert found == [
+        (False, 0.0, 5.0),
+        (True, 1.5, 5.0),
+        (True, 3.0, 5.0),
+        (False, 3.0, 5.0),
+        (True, 3.0, 0.0),
+        (False, 3.0, 0.0),
+    ]
+    for method in (Method(), Method(kind="dropconnect"), Method(kind="none")):
+        assert not any(make(method).begin_epoch(epoch) for epoch in range(6))
+
+
+@pytest.mark.parametrize("parameterisation", ["logit", "probability"])
+def test_the_slab_weighs_weights_and_biases_by_how_often_they_are_on(parameterisation):
+    methods = [Method(kind="dropconnect", slab=0.2), Method(slab=0.2, parameterisation=parameterisation)]
+    for method, own in zip(methods, (make(methods[0], (0.5, 0.2)), posterior(methods[1])), strict=True):
+        for name, value in zip(NAMES, layer()[1:], strict=True):
+            keep = own.keep_probability(name)
+            loss = own.slab_loss(name, value.requires_grad_(), NUM_DATA)
+            close(loss, (keep * value**2 / (2 * 0.2**2 * NUM_DATA)).sum())
+            (by_value,) = torch.autograd.grad(loss, value)
+            close(by_value, keep * value / (0.2**2 * NUM_DATA))
+        assert make(replace(method, slab=None)).slab_loss("weight", layer()[1], NUM_DATA) is None
+
+
+def test_kernels_are_told_of_slab_and_prior():
+    fixed = make(Method(kind="dropconnect", slab=0.2), (0.5, 0.2)).gate(NUM_DATA)
+    learned = make(Method(slab=0.2, hyper="optimal", alpha=2.0, beta=0.7, kl_weight=3.0)).gate(NUM_DATA)
+    assert fixed.slab_scale == learned.slab_scale == pytest.approx(1 / (0.04 * NUM_DATA))
+    assert (learned.prior_alpha, learned.prior_beta, learned.kl_scale) == (2.0, 0.7, 3.0 / NUM_DATA)
+    assert make(Method(hyper="optimal", beta=0.2)).gate(NUM_DATA) is None
+    assert make(Method(hyper="learned", beta=0.2)).gate(NUM_DATA) is not None
+
+
 # --------------------------------------------------------------------------------------- gamma numbers
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import dropconnectpp as dcpp
 from dropconnectpp.lab import data, device, training
+from dropconnectpp.lab.convolutions import features
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.data.normalisation import channel_statistics
 from dropconnectpp.lab.network import start
@@ -39,6 +40,15 @@ ESTIMATORS = {
     "concrete": Method(estimator="concrete", num_samples=2),
     "disarm": Method(estimator="disarm", parameterisation="probability", logit_step=20.0),
 }
+LATE = {
+    "prior, warm-up": Method(
+        estimator="straight-through", hyper="optimal", alpha=2.0, beta=0.7, kl_weight=30.0, kl_warmup=2, logit_step=10.0
+    ),
+    "frozen, slab": Method(hyper="optimal", alpha=0.6, beta=0.6, freeze_after=1, slab=0.1, logit_step=30.0),
+    "dropconnect, slab": Method(kind="dropconnect", rate=0.3, slab=0.1),
+    "learned, all": Method(estimator="straight-through", kl_warmup=1, freeze_after=2, slab=0.1, logit_step=10.0),
+}
+"""Settings that change from epoch to epoch, other priors and slabs; kernels gate them all."""
 each_method = pytest.mark.parametrize("name", METHODS)
 gpu = [
     pytest.mark.gpu,
@@ -116,6 +126,7 @@ MIXED = [
     Unit(settings(METHODS["bbvi"], step_size=0.005), 17),
     *(Unit(settings(method), 20 + number) for number, method in enumerate(ESTIMATORS.values())),
     Unit(settings(METHODS["straight-through"]), 8),
+    *(Unit(settings(method), 30 + number) for number, method in enumerate(LATE.values())),
 ]
 
 
@@ -378,7 +389,25 @@ def test_training_resumes_bit_for_bit():
         assert_equal(found[part], expected[part])
     for one, other in zip(found["moments"], expected["moments"], strict=True):
         assert (one is None and other is None) or torch.equal(one, other)
-    assert sum(moments is not None for moments in found["moments"]) == 2, "bbvi and eq16 keep moments"
+    assert sum(moments is not None for moments in found["moments"]) == 3, "bbvi, twice, and eq16 keep moments"
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_training_resumes_bit_for_bit_whatever_the_epoch_changes(fused):
+    def ready() -> Stack:
+        stack = stack_of(*(Unit(settings(method), 3) for method in LATE.values()))
+        stack.fused = fused
+        return stack
+
+    whole, resumed = ready(), ready()
+    for epoch in range(4):
+        losses = whole.train_epoch()
+        assert torch.equal(resumed.train_epoch(), losses)
+        saved, resumed = resumed.state(), ready()
+        resumed.load_state(saved)
+        assert resumed.epoch == epoch + 1
+    for part in ("tensors", "sums"):
+        assert_equal(resumed.state()[part], whole.state()[part])
 
 
 def test_a_saved_state_does_not_change_as_training_goes_on():
@@ -548,6 +577,160 @@ def test_a_read_only_array_is_shared_without_a_warning():
     assert found.data_ptr() == array.ctypes.data
 
 
+# ----------------------------------------------------------------------------------- the loss as it is written
+
+WRITTEN = {
+    "dropconnect": Method(kind="dropconnect", rate=0.3, slab=0.2),
+    "learned": Method(estimator="straight-through", alpha=1.5, slab=0.2, kl_weight=3.0, kl_warmup=3),
+    "optimal": Method(
+        estimator="straight-through", hyper="optimal", alpha=2.0, beta=0.7, slab=0.2, num_samples=2, kl_warmup=3
+    ),
+    "uniform": Method(estimator="straight-through", hyper="optimal", kl_weight=3.0, kl_warmup=3),
+    "probability": Method(estimator="straight-through", parameterisation="probability", alpha=2.0, slab=0.2),
+    "score": Method(hyper="optimal", alpha=2.0, beta=0.7, slab=0.2, kl_weight=3.0, kl_warmup=3),
+    "score, learned": Method(slab=0.2, num_samples=2, kl_warmup=3),
+}
+
+
+def written_kl(pi: Tensor, alpha: Tensor, beta: Tensor, prior: tuple[float, float]) -> Tensor:
+    """Eq. (20) + Eq. (21)."""
+    total = alpha + beta
+    log_pi, log_rest = (torch.digamma(value) - torch.digamma(total) for value in (alpha, beta))
+    bernoulli = pi * (pi.log() - log_pi) + (1 - pi) * ((1 - pi).log() - log_rest)
+    log_b = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(total)
+    log_b_prior = (
+        torch.lgamma(torch.tensor([*prior, sum(prior)], dtype=torch.float64)) @ torch.tensor([1.0, 1, -1]).double()
+    )
+    return (bernoulli + log_b_prior - log_b + (alpha - prior[0]) * log_pi + (beta - prior[1]) * log_rest).sum()
+
+
+def written_loss(stack: Stack, images: Tensor, labels: Tensor, kl_share: float) -> Tensor:
+    """Of all replicas, with a score that no baseline weighs yet: of it the KL and the slab are left."""
+    (segment,), method, values = stack.segments, stack.protocol.method, stack.parameters
+    own, count, loss, gated = segment.regulariser.parameters, len(stack.examples.rows), torch.zeros(()).double(), {}
+    x = features(images, values, TINY)
+    for name in ("weight", "bias"):
+        value = values[f"dense.{name}"]
+        pi = torch.full_like(value, 1 - (method.rate or 0.0))
+        if method.kind == "dropconnect++":
+            pi = own[f"{name}_probability"] if f"{name}_probability" in own else torch.sigmoid(own[f"{name}_logit"])
+            alpha, beta = method.alpha + pi, method.beta + 1 - pi
+            if method.hyper == "learned":
+                alpha, beta = F.softplus(own[f"{name}_alpha"]), F.softplus(own[f"{name}_beta"])
+            kl = written_kl(pi, alpha, beta, (method.alpha, method.beta))
+            loss = loss + kl_share * method.kl_weight / count * kl
+        if method.slab is not None:
+            loss = loss + (pi * value.square() / (2 * method.slab**2)).sum() / count
+        through = pi - pi.detach() if method.estimator == "straight-through" else 0.0
+        stream = Stream(stack.protocol.root_seed, f"mask:{name}")
+        gated[name] = [
+            value * (stream.bernoulli(pi.detach(), stack.replicas, stack.step, sample) + through)
+            for sample in range(method.num_samples)
+        ]
+    for weight, bias in zip(gated["weight"], gated["bias"], strict=True):
+        hidden = F.relu(x @ weight.mT + bias[:, None])
+        logits = hidden @ values["output.weight"].mT + values["output.bias"][:, None]
+        loss = loss + F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / (
+            labels.shape[1] * method.num_samples
+        )
+    return loss
+
+
+def away_from_the_start(method: Method) -> tuple[Stack, Tensor, Tensor]:
+    """Two replicas in their second epoch with parameters that are not all alike, and their next batch."""
+    stack = stack_of(Unit(settings(method), 2), Unit(settings(method), 5))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for value in (stack.parameters["dense.bias"], *stack.segments[0].regulariser.parameters.values()):
+            value += 0.2 * torch.rand(value.shape, generator=generator, dtype=value.dtype)
+    stack.epoch = 1
+    stack._begin_epoch()
+    stack.shuffle()
+    chosen = stack.order[:, :4]
+    return stack, stack.examples.gather(chosen, torch.float64), stack.examples.labels[chosen]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_gradient_is_that_of_the_loss_as_it_is_written(name):
+    method = WRITTEN[name]
+    stack, images, labels = away_from_the_start(method)
+    trained = {key: value.requires_grad_() for key, value in stack._trained()}
+    loss = written_loss(stack, images, labels, 1 / 3 if method.kl_warmup else 1.0)
+    wanted = dict(zip(trained, torch.autograd.grad(loss, list(trained.values())), strict=True))
+    _, found = stack._gradients(images, labels)
+    assert_close(found, wanted, 1e-10)
+    stack, *_ = away_from_the_start(method)
+    if stack.segments[0].regulariser.gate(40) is None:
+        assert name == "probability"
+        return
+    stack.fused = True
+    stack._one_step(4)
+    assert_close(stack.accumulators, {key: value.square() for key, value in wanted.items()}, 1e-10)
+
+
+# --------------------------------------------------------------------------- what changes from epoch to epoch
+
+
+def posterior_of(stack: Stack) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in stack._trained() if name.startswith("segment")}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_kl_comes_in_as_the_warm_up_says(fused):
+    usual = Method(estimator="straight-through", hyper="optimal", kl_weight=50.0, logit_step=10.0)
+
+    def epoch_of(method: Method, state: Any = None) -> Stack:
+        stack = stack_of(Unit(settings(method), 3))
+        stack.fused = fused
+        if state is not None:
+            stack.load_state(state)
+        stack.train_epoch()
+        return stack
+
+    stack, state = epoch_of(replace(usual, kl_warmup=2)), None
+    for weight in (0.0, 25.0, 50.0, 50.0):
+        same = epoch_of(replace(usual, kl_weight=weight), state)
+        assert_equal(posterior_of(stack), posterior_of(same))
+        assert (stack.segments[0].regulariser.kl_weight, stack.epoch) == (weight, same.epoch)
+        state = same.state()
+        stack.train_epoch()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Method(logit_step=30.0),
+        Method(estimator="straight-through", hyper="optimal", logit_step=10.0, slab=0.3),
+        Method(estimator="disarm", parameterisation="probability", logit_step=20.0),
+    ],
+)
+def test_a_frozen_posterior_stays_as_it_is_while_the_weights_train_on(method):
+    for fused in (False, True):
+        stack, free = (stack_of(Unit(settings(one), 3)) for one in (replace(method, freeze_after=2), method))
+        if fused and free.segments[0].regulariser.gate(40) is None:
+            continue
+        stack.fused = free.fused = fused
+        for one in (stack, free):
+            one.train_epoch()
+            one.train_epoch()
+        assert_equal(stack.state()["tensors"], free.state()["tensors"])
+        posterior, weight = posterior_of(stack), stack.parameters["dense.weight"].detach().clone()
+        for one in (stack, free):
+            one.train_epoch()
+        assert_equal(posterior_of(stack), posterior)
+        assert not any(torch.equal(value, posterior[name]) for name, value in posterior_of(free).items())
+        assert not torch.equal(stack.parameters["dense.weight"], weight)
+
+
+def test_a_graph_is_dropped_where_a_step_changes():
+    stack = stack_of(Unit(settings(Method(kl_warmup=2, freeze_after=3)), 0), Unit(settings(), 0))
+    for epoch, kept in enumerate((True, False, False, False, True)):
+        stack._graph = graph = object()  # type: ignore[assignment]
+        stack.epoch = epoch
+        stack._begin_epoch()
+        assert stack._graph is (graph if kept else None), epoch
+
+
 # -------------------------------------------------------------------------------------------- the fused step
 
 COVERED = [
@@ -560,6 +743,11 @@ COVERED = [
     Method(num_samples=2, baseline="leave-one-out"),
     Method(num_samples=2, baseline="mean-network", hyper="optimal"),
     Method(num_samples=2, estimator="straight-through"),
+    *LATE.values(),
+    Method(hyper="optimal", alpha=2.0, beta=0.7),
+    Method(estimator="straight-through", hyper="optimal", alpha=2.0, beta=0.7, kl_weight=30.0, logit_step=10.0),
+    Method(num_samples=2, slab=0.1),
+    Method(num_samples=2, slab=0.1, estimator="straight-through", hyper="optimal", alpha=2.0, beta=0.7),
 ]
 
 
@@ -581,7 +769,8 @@ def test_the_fused_step_is_the_plain_one(batch_size):
     "method",
     [
         *(method for name, method in ESTIMATORS.items() if name != "leave-one-out"),
-        Method(hyper="optimal", alpha=2.0),
+        Method(hyper="optimal", alpha=0.1),
+        Method(hyper="optimal", estimator="straight-through", beta=0.1),
         Method(parameterisation="probability", num_samples=2),
     ],
 )
@@ -654,6 +843,36 @@ class TestOnAGpu:
         tolerance = {"float32": 5e-3, "float64": 1e-9, "mixed": 5e-2}[precision]
         for row in range(len(MIXED)):
             assert_close(tensors_of(graph, row), tensors_of(eager, row), tolerance)
+
+    @pytest.mark.parametrize("precision", ["float64", "mixed"])
+    def test_a_graph_follows_what_changes_from_epoch_to_epoch(self, precision):
+        units = [Unit(settings(method), 3) for method in LATE.values()]
+        graph, eager, stale = (on_gpu(units, precision, 0, graph=graph) for graph in (True, False, True))
+        stale._begin_epoch = lambda: None  # type: ignore[method-assign]
+        assert graph.fused == (precision == "mixed")
+        graphs = []
+        for _ in range(4):
+            for stack in (graph, eager, stale):
+                stack.train_epoch()
+            graphs.append(graph._graph)
+        assert len(set(map(id, graphs))) == 3, "the last epoch repeats the one before"
+        tolerance = {"float64": 1e-9, "mixed": 5e-2}[precision]
+        for row in range(len(units)):
+            assert_close(tensors_of(graph, row), tensors_of(eager, row), tolerance)
+        apart = (stale.segments[0].regulariser.logit("weight") - graph.segments[0].regulariser.logit("weight")).abs()
+        assert apart.median() > 2 * tolerance, "a graph that keeps its numbers would be caught"
+
+    @pytest.mark.parametrize("fused", [False, True])
+    def test_a_frozen_posterior_stays_as_it_is(self, fused):
+        methods = [replace(LATE["learned, all"], estimator=e, freeze_after=1) for e in ("bbvi", "straight-through")]
+        stack = on_gpu([Unit(settings(method), 3) for method in (*methods, LATE["frozen, slab"])], "mixed", 0)
+        assert stack.fused
+        stack.fused = fused
+        stack.train_epoch()
+        posterior, weight = posterior_of(stack), stack.parameters["dense.weight"].detach().clone()
+        stack.train_epoch()
+        assert_equal(posterior_of(stack), posterior)
+        assert not torch.equal(stack.parameters["dense.weight"], weight)
 
     @pytest.mark.parametrize("scope", ["image", "channel", "data-set"])
     @pytest.mark.parametrize("local_contrast", [False, True])

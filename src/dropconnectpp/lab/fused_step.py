@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from dropconnectpp.lab.convolutions import features
-from dropconnectpp.lab.kernels.layer import Adagrad, LearnedGate, gated_product, gated_product_backward_, update_gate_
+from dropconnectpp.lab.kernels.layer import (
+    Adagrad,
+    Gate,
+    LearnedGate,
+    gated_product,
+    gated_product_backward_,
+    update_gate_,
+)
 from dropconnectpp.lab.network import linear, log_likelihoods
 from dropconnectpp.lab.regularisers import SYNAPSES, Regulariser
 
@@ -64,8 +71,10 @@ def _segment_step(
     x, weight = inputs[rows], stack.parameters["dense.weight"].detach()[rows]
     gate = regulariser.gate(count)
     assert gate is not None
+    by_score = isinstance(gate, LearnedGate) and gate.kind == "score"
     product = gated_product(x, weight, gate, regulariser.replicas, stack.step)  # (L, R, B, O)
-    own = {f"segment{number}.{n}": v for n, v in regulariser.parameters.items() if n.startswith("bias")}
+    learned = {} if by_score else regulariser.parameters
+    own = {f"segment{number}.{n}": v for n, v in learned.items() if n.startswith("bias")}
     names = ("output.weight", "output.bias", "dense.bias")
     shared = {n: stack.parameters[n].detach()[rows] for n in names}
     leaves = {n: v.requires_grad_() for n, v in {**shared, **own}.items()}
@@ -76,21 +85,36 @@ def _segment_step(
         rewards = _rewards(regulariser, before, stack.step, leaves["output.weight"], leaves["output.bias"], labels)
         head = [before, leaves["output.weight"], leaves["output.bias"]]
         by_product, *values = torch.autograd.grad(rewards, head, torch.full_like(rewards, -1.0 / len(rewards)))
+        slab = regulariser.slab_loss("bias", leaves["dense.bias"], count)
         below = [leaves[n] for n in ("dense.bias", *own)]
-        values += torch.autograd.grad(bias, below, by_product.sum(2), allow_unused=True)
+        values += _by_bias(below, bias, by_product.sum(2), slab)
     found = {n: v for n, v in zip(leaves, values, strict=True) if v is not None}
     rewards, mean_reward = rewards.detach(), None
     if regulariser.needs_mean_network:
         mean_reward = log_likelihoods(stack.predict_segment(segment, x.to(stack.dtype)), labels).mean(1)
-    update = _adagrad(stack, number, segment, "weight")
+    update, unmoved = _adagrad(stack, number, segment, "weight"), _kept(gate, weight)
     by_input = gated_product_backward_(x, by_product, weight, gate, regulariser.replicas, stack.step, update)
     if isinstance(gate, LearnedGate) and gate.kind == "score":
-        _learn_by_score(stack, number, segment, rewards, mean_reward)
+        _learn_by_score(stack, number, segment, rewards, mean_reward, unmoved)
     elif isinstance(gate, LearnedGate):
         for name, value in regulariser.gradients(rewards, None, count, ("bias",)).items():
             key = f"segment{number}.{name}"
             found[key] = found[key] + value if key in found else value
     return rewards.mean(0), by_input, found
+
+
+def _by_bias(below: list[Tensor], gated: Tensor, by_gated: Tensor, slab: Tensor | None) -> tuple[Tensor, ...]:
+    """The loss's gradients by what the gated bias and its slab come from."""
+    if slab is None:
+        return torch.autograd.grad(gated, below, by_gated, allow_unused=True)
+    return torch.autograd.grad([gated, slab], below, [by_gated, torch.ones_like(slab)], allow_unused=True)
+
+
+def _kept(gate: Gate, weight: Tensor) -> Tensor | None:
+    """The weight as it is before its step, where gates that step after it have a slab."""
+    if isinstance(gate, LearnedGate) and gate.kind == "score" and gate.slab_scale:
+        return weight.clone()
+    return None
 
 
 def _rewards(
@@ -104,15 +128,23 @@ def _rewards(
 
 
 @torch.no_grad()
-def _learn_by_score(stack: Stack, number: int, segment: Segment, rewards: Tensor, mean_reward: Tensor | None) -> None:
-    """A step of the gates of weights and biases, and of the moments."""
+def _learn_by_score(
+    stack: Stack,
+    number: int,
+    segment: Segment,
+    rewards: Tensor,
+    mean_reward: Tensor | None,
+    weight: Tensor | None,
+) -> None:
+    """A step of the gates of weights and biases, and of the moments; ``weight`` from before its step, for a slab."""
     regulariser, squared = segment.regulariser, []
+    values = {"weight": weight, "bias": stack.parameters["dense.bias"].detach()[segment.rows]}
     coefficient = regulariser.coefficient(rewards, mean_reward)
     for name in SYNAPSES:
         gate = regulariser.gate(len(stack.examples.rows), name)
         assert isinstance(gate, LearnedGate)
         gate, update = replace(gate, coefficient=coefficient), _adagrad(stack, number, segment, name)
-        squared.append(update_gate_(gate, regulariser.replicas, stack.step, update))
+        squared.append(update_gate_(gate, regulariser.replicas, stack.step, update, values[name]))
     regulariser.fold_in(rewards, squared[0] + squared[1])
 
 
@@ -120,6 +152,6 @@ def _adagrad(stack: Stack, number: int, segment: Segment, name: str) -> Adagrad:
     settings, prefix = stack.protocol.training, f"segment{number}.{name}_"
     own = {n.removeprefix(prefix): v for n, v in stack.accumulators.items() if n.startswith(prefix)}
     sizes = stack.step_sizes[segment.rows]
-    gate_sizes = sizes * segment.regulariser.method.gate_step if own else None
+    gate_sizes = sizes * segment.regulariser.gate_step if own else None
     total = stack.accumulators[f"dense.{name}"][segment.rows]
     return Adagrad(total, sizes, settings.epsilon, settings.epsilon_inside, gate_sizes=gate_sizes, **own)

@@ -66,6 +66,9 @@ class DropConnectPP(DropConnect):
     def keep_probability(self, name: str = "weight") -> Tensor:
         return torch.sigmoid(self.logit(name).detach())
 
+    def _trained_keep(self, name: str) -> Tensor:
+        return torch.sigmoid(self.logit(name))
+
     def train_pass(self, x: Tensor, weight: Tensor, bias: Tensor, step: Tensor, index: int) -> Tensor:
         if index == 0:
             self._masks, self._step = [], step
@@ -116,7 +119,7 @@ class DropConnectPP(DropConnect):
         self, rewards: Tensor, mean_reward: Tensor | None, num_data: int, names: tuple[str, ...] = SYNAPSES
     ) -> dict[str, Tensor]:
         """KL and, for score estimators, likelihood: rewards (P, R) are mean log-likelihoods per example."""
-        samples, scale = self.method.num_samples, self.method.kl_weight / num_data
+        samples, scale = self.method.num_samples, self.kl_weight / num_data
         coefficients = None
         if self.estimator.scores:
             arms = rewards.view(samples, self.estimator.arms, -1)
@@ -231,19 +234,20 @@ class DropConnectPP(DropConnect):
 
     def gate(self, num_data: int, name: str = "weight") -> Gate | None:
         method = self.method
-        uniform = method.alpha == method.beta == 1.0
-        covered = method.estimator in ("bbvi", "straight-through")
-        if not covered or method.parameterisation != "logit" or (method.hyper == "optimal" and not uniform):
+        covered = method.estimator in ("bbvi", "straight-through") and method.parameterisation == "logit"
+        known = method.hyper == "learned" or functional.prior_polynomial(method.alpha, method.beta) is not None
+        if not (covered and known):
             return None
         raw = {key: self.parameters[f"{name}_{key}"].detach() for key in ("alpha", "beta") if method.hyper == "learned"}
         return LearnedGate(
             self.logit(name).detach(),
             self._stream(f"mask:{name}"),
             "score" if self.estimator.scores else "straight-through",
-            kl_scale=method.kl_weight / num_data,
+            kl_scale=self.kl_weight / num_data,
             prior_alpha=method.alpha,
             prior_beta=method.beta,
             samples=method.num_samples,
+            slab_scale=self._slab_scale(num_data),
             **raw,
         )
 

@@ -154,6 +154,15 @@ class Method:
     reward: Literal["likelihood", "random-sign"] = field(default="likelihood", metadata=LATE)
     """What a score is weighed by. "random-sign" is a control: as large as ever, but its sign is thrown, so that what
     the posterior then learns is a random walk."""
+    kl_warmup: int = field(default=0, metadata=LATE)
+    """Epochs over which the KL's weight rises: in epoch e, counted from 0, it is kl_weight min(1, e / kl_warmup). 0:
+    none."""
+    freeze_after: int | None = field(default=None, metadata=LATE)
+    """Epochs after which the posterior stays as it is, while masks are drawn from it and the weights train on. None:
+    never."""
+    slab: float | None = field(default=None, metadata=LATE)
+    """Standard deviation of a Gaussian prior on a weight or bias that is on: the loss gets pi~ W^2 / (2 slab^2 N) for
+    each, whatever the KL's weight is; of DropConnect pi~ is the keep rate. None: no such prior."""
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -163,11 +172,16 @@ class Method:
             0.0 < self.keep_probability < 1.0, f"keep_probability must lie in (0, 1), got {self.keep_probability}."
         )
         _require(self.num_samples >= 1, f"num_samples must be at least 1, got {self.num_samples}.")
-        for name in ("alpha", "beta", "posterior_alpha", "posterior_beta", "temperature", "logit_step"):
+        for name in ("alpha", "beta", "posterior_alpha", "posterior_beta", "temperature", "logit_step", "slab"):
             value = getattr(self, name)
             _require(value is None or value > 0, f"{name} must be positive, got {value}.")
         _require(0.0 <= self.decay < 1.0, f"decay must lie in [0, 1), got {self.decay}.")
         _require(self.kl_weight >= 0, f"kl_weight must not be negative, got {self.kl_weight}.")
+        _require(self.kl_warmup >= 0, f"kl_warmup must not be negative, got {self.kl_warmup}.")
+        _require(
+            self.freeze_after is None or self.freeze_after >= 1,
+            f"freeze_after must be at least 1, got {self.freeze_after}.",
+        )
         alien = {"bbvi": ("same-sample",), "eq16": ("mean-network", "leave-one-out")}.get(self.estimator, ())
         _require(self.baseline not in alien, f"estimator {self.estimator!r} has no baseline {self.baseline!r}.")
         if self.baseline == "leave-one-out":
@@ -180,7 +194,7 @@ class Method:
         used = {
             "none": {"kind"},
             "dropout": {"kind", "rate"},
-            "dropconnect": {"kind", "rate", "evaluation"},
+            "dropconnect": {"kind", "rate", "evaluation", "slab"},
             "dropconnect++": {item.name for item in fields(self)} - {"rate", "evaluation"},
         }[self.kind]
         idle = {
@@ -190,6 +204,7 @@ class Method:
             "posterior_alpha": self.hyper != "learned",
             "posterior_beta": self.hyper != "learned",
             "reward": self.estimator not in ("bbvi", "eq16", "disarm"),
+            "kl_warmup": self.kl_weight == 0.0,
         }
         for item in fields(self):
             value = getattr(self, item.name)
@@ -201,6 +216,18 @@ class Method:
         """`logit_step`, once it is chosen."""
         assert self.logit_step is not None
         return self.logit_step
+
+    def gate_step_in(self, epoch: int) -> float:
+        """`gate_step` in an epoch, counted from 0: 0 once the posterior is frozen."""
+        return self.gate_step if self.freeze_after is None or epoch < self.freeze_after else 0.0
+
+    def kl_weight_in(self, epoch: int) -> float:
+        """`kl_weight` in an epoch, counted from 0.
+
+        >>> [Method(kl_weight=3.0, kl_warmup=2).kl_weight_in(epoch) for epoch in range(4)]
+        [0.0, 1.5, 3.0, 3.0]
+        """
+        return self.kl_weight * min(1.0, epoch / self.kl_warmup) if self.kl_warmup else self.kl_weight
 
     @property
     def complete(self) -> bool:
@@ -217,13 +244,10 @@ class Method:
         """What tables call it."""
         if self.kind == "none":
             return "No regularization"
-        if self.has_rate:
-            return {"dropout": "Dropout", "dropconnect": "DropConnect"}[self.kind]
-        usual = Method()
-        changed = [
-            f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != getattr(usual, f.name)
-        ]
-        return "DropConnect++" + (f" ({', '.join(changed)})" if changed else "")
+        name = {"dropout": "Dropout", "dropconnect": "DropConnect", "dropconnect++": "DropConnect++"}[self.kind]
+        shown = [f for f in fields(self) if not self.has_rate or f.metadata == LATE]
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in shown if getattr(self, f.name) != f.default]
+        return name + (f" ({', '.join(changed)})" if changed else "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,13 @@ class Regulariser:
         self.shapes = {"weight": shape, "bias": shape[:1]}
         self.parameters: dict[str, Tensor] = {}
         self.moments: Tensor | None = None
+        self.kl_weight, self.gate_step = method.kl_weight_in(0), method.gate_step_in(0)
+
+    def begin_epoch(self, epoch: int) -> bool:
+        """Set what depends on the epoch, counted from 0; whether a step now differs from the last epoch's."""
+        before = self.kl_weight, self.gate_step
+        self.kl_weight, self.gate_step = self.method.kl_weight_in(epoch), self.method.gate_step_in(epoch)
+        return before != (self.kl_weight, self.gate_step)
 
     @property
     def passes(self) -> int:
@@ -66,6 +73,10 @@ class Regulariser:
     ) -> dict[str, Tensor]:
         """Of the loss by `parameters`, besides what backpropagation gives; updates the moments."""
         return {}
+
+    def slab_loss(self, name: str, value: Tensor, num_data: int) -> Tensor | None:
+        """Of a Gaussian prior on the weights or biases that are on, summed over replicas; None where there is none."""
+        return None
 
     # What `fused_step` asks for, where the weights go through kernels.
 
@@ -123,7 +134,20 @@ class DropConnect(Regulariser):
         return torch.relu(linear(x, gating.masked(weight, gates[0]), gating.masked(bias, gates[1])))
 
     def gate(self, num_data: int, name: str = "weight") -> Gate | None:
-        return FixedGate(1.0 - self.rates, self._stream(f"mask:{name}"))
+        return FixedGate(1.0 - self.rates, self._stream(f"mask:{name}"), self._slab_scale(num_data))
+
+    def slab_loss(self, name: str, value: Tensor, num_data: int) -> Tensor | None:
+        """sum pi~ W^2 / (2 slab^2 N), with a gradient by the weight and by what pi~ is learned by."""
+        scale = self._slab_scale(num_data)
+        return 0.5 * scale * (self._trained_keep(name) * value.square()).sum() if scale else None
+
+    def _slab_scale(self, num_data: int) -> float:
+        """1 / (slab^2 N); 0 without a slab."""
+        return 0.0 if self.method.slab is None else 1.0 / (self.method.slab**2 * num_data)
+
+    def _trained_keep(self, name: str) -> Tensor:
+        """`keep_probability` with its gradient."""
+        return self.keep_probability(name)
 
     def gated_bias(self, bias: Tensor, step: Tensor) -> Tensor:
         return gating.masked(bias, self._mask("mask", "bias", step, 0)).unsqueeze(0)

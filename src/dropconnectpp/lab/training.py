@@ -171,10 +171,17 @@ class Stack:
 
     def train_epoch(self) -> Tensor:
         """One pass over the training examples; the mean loss of each replica (R,), in nats per example."""
+        self._begin_epoch()
         self.shuffle()
         self.train_batches()
         self.epoch += 1
         return self.loss_sum / sum(self.batches)
+
+    def _begin_epoch(self) -> None:
+        """A graph holds the numbers it was captured with: where one has changed, it is captured anew."""
+        changed = [segment.regulariser.begin_epoch(self.epoch) for segment in self.segments]
+        if any(changed):
+            self._graph = None
 
     def shuffle(self) -> None:
         """Draw the order of examples of the epoch that comes."""
@@ -226,7 +233,7 @@ class Stack:
             inputs = features(images, self.parameters, self.shape.architecture).to(self.dtype)
             names = ("dense.weight", "dense.bias", "output.weight", "output.bias")
             pieces = zip(*(self.split(name) for name in names), strict=True)
-            rewards = []
+            rewards, slabs = [], []
             for segment, (weight, bias, *output) in zip(self.segments, pieces, strict=True):
                 x, y, regulariser = inputs[segment.rows], labels[segment.rows], segment.regulariser
                 passes = [
@@ -234,8 +241,11 @@ class Stack:
                     for p in range(regulariser.passes)
                 ]
                 rewards.append(torch.stack(passes))  # (P, R)
+                count = len(self.examples.rows)
+                slabs += [regulariser.slab_loss(n, v, count) for n, v in (("weight", weight), ("bias", bias))]
             mean_rewards = torch.cat([r.mean(0) for r in rewards])
-            found = torch.autograd.grad(-mean_rewards.sum(), list(leaves.values()), allow_unused=True)
+            loss = sum((slab for slab in slabs if slab is not None), start=-mean_rewards.sum())
+            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         gradients = {name: value for name, value in zip(leaves, found, strict=True) if value is not None}
         with torch.no_grad():
             self._add_posterior_gradients(gradients, inputs.detach(), labels, rewards)
@@ -266,7 +276,7 @@ class Stack:
         if not name.startswith("segment"):
             return self.step_sizes
         segment = self.segments[int(name.partition(".")[0].removeprefix("segment"))]
-        return self.step_sizes[segment.rows] * segment.regulariser.method.gate_step
+        return self.step_sizes[segment.rows] * segment.regulariser.gate_step
 
     # ------------------------------------------------------------------------------------ prediction
 

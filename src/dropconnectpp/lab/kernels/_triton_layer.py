@@ -2,8 +2,9 @@
 
 GATE is 0 for open, 1 for a fixed rate, 2 for learned gates by the score, 3 for learned gates straight through.
 COMPILED is off in the interpreter, which has no libdevice and no products of bfloat16. SAMPLES is the number of masks
-of a step: sample l draws with draw l of the stream. Sizes are constants: with them a kernel needs a third fewer
-registers.
+of a step: sample l draws with draw l of the stream. SKEWED is for a prior whose `functional.prior_polynomial`, the
+coefficients ``even`` and ``odd``, has an even part; SLAB for a Gaussian prior on the weights that are on, whose term of
+the loss is slab_scale pi~ W^2 / 2. Sizes are constants: with them a kernel needs a third fewer registers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from dropconnectpp._triton import tanh_of_half, uniform_slope
+from dropconnectpp._triton import prior_slope, tanh_of_half, uniform_slope
 
 
 # Without annotations: the compiler takes every one for a name that the kernel uses.
@@ -195,24 +196,25 @@ def gate_step(  # type: ignore[no-untyped-def]
     logit_sum,
     keep,
     likelihood,
+    weight,
     kl_scale,
+    slab_scale,
     prior_alpha,
     prior_beta,
     size,
     epsilon,
-    s5,
-    s4,
-    s3,
-    s2,
-    s1,
-    s0,
+    even,
+    odd,
     GATE: tl.constexpr,
     HYPER: tl.constexpr,
+    SKEWED: tl.constexpr,
+    SLAB: tl.constexpr,
     INSIDE: tl.constexpr,
 ):
-    """Adagrad on the logit and, for HYPER, on raw alpha and beta: the KL's slopes and the likelihood's.
+    """Adagrad on the logit and, for HYPER, on raw alpha and beta: the KL's slopes, the likelihood's and the slab's.
 
-    ``likelihood`` is the gradient by the logit for the score, by the gate for straight through.
+    ``likelihood`` is the gradient by the logit for the score, by the gate for straight through; ``weight`` is the one
+    before the step, for SLAB alone.
     """
     decay = tl.exp(-tl.abs(logit))
     large = 1.0 / (1.0 + decay)
@@ -238,9 +240,14 @@ def gate_step(  # type: ignore[no-untyped-def]
         adagrad_step(beta_ptr, beta_sum_ptr, base, places, inside, raw_beta, beta_sum, by_beta, size, epsilon, INSIDE)
     else:
         t = tanh_of_half(tl.abs(logit), decay, large)
-        slope = uniform_slope(logit, small, large, t, s5, s4, s3, s2, s1, s0)
+        if SKEWED:
+            slope = prior_slope(logit, small, large, t, even, odd)
+        else:
+            slope = uniform_slope(logit, small, large, t, odd[0], odd[1], odd[2], odd[3], odd[4], odd[5])
     if GATE == 3:
         likelihood *= small * large
+    if SLAB:
+        likelihood += 0.5 * slab_scale * weight * weight * small * large
     by_logit = kl_scale * slope + likelihood
     adagrad_step(logit_ptr, logit_sum_ptr, base, places, inside, logit, logit_sum, by_logit, size, epsilon, INSIDE)
 
@@ -253,6 +260,7 @@ def gate_kernel(  # type: ignore[no-untyped-def]
     alpha_sum_ptr,
     beta_ptr,
     beta_sum_ptr,
+    weight_ptr,
     coefficient_ptr,
     gate_size_ptr,
     partial_ptr,
@@ -260,18 +268,17 @@ def gate_kernel(  # type: ignore[no-untyped-def]
     step_ptr,
     seed,
     kl_scale,
+    slab_scale,
     prior_alpha,
     prior_beta,
     epsilon,
-    s5,
-    s4,
-    s3,
-    s2,
-    s1,
-    s0,
+    even,
+    odd,
     count,
     SAMPLES: tl.constexpr,
     HYPER: tl.constexpr,
+    SKEWED: tl.constexpr,
+    SLAB: tl.constexpr,
     INSIDE: tl.constexpr,
     COMPILED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -293,6 +300,9 @@ def gate_kernel(  # type: ignore[no-untyped-def]
         likelihood -= tl.load(coefficient_ptr + sample * stack + row) * score
         squared = tl.sum(tl.where(inside, score * score, 0.0), axis=0)
         tl.store(partial_ptr + (sample * stack + row) * tl.num_programs(0) + program, squared)
+    weight = None
+    if SLAB:
+        weight = tl.load(weight_ptr + base + places, mask=inside, other=0.0)
     gate_step(
         logit_ptr,
         logit_sum_ptr,
@@ -307,19 +317,19 @@ def gate_kernel(  # type: ignore[no-untyped-def]
         logit_sum,
         keep,
         likelihood,
+        weight,
         kl_scale,
+        slab_scale,
         prior_alpha,
         prior_beta,
         tl.load(gate_size_ptr + row),
         epsilon,
-        s5,
-        s4,
-        s3,
-        s2,
-        s1,
-        s0,
+        even,
+        odd,
         2,
         HYPER,
+        SKEWED,
+        SLAB,
         INSIDE,
     )
 
@@ -351,21 +361,20 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     step_ptr,
     seed,
     kl_scale,
+    slab_scale,
     prior_alpha,
     prior_beta,
     epsilon,
-    s5,
-    s4,
-    s3,
-    s2,
-    s1,
-    s0,
+    even,
+    odd,
     BATCH: tl.constexpr,
     UNITS: tl.constexpr,
     WIDTH: tl.constexpr,
     SAMPLES: tl.constexpr,
     GATE: tl.constexpr,
     HYPER: tl.constexpr,
+    SKEWED: tl.constexpr,
+    SLAB: tl.constexpr,
     INSIDE: tl.constexpr,
     BY_X: tl.constexpr,
     UPDATE: tl.constexpr,
@@ -451,6 +460,8 @@ def backward_kernel(  # type: ignore[no-untyped-def]
                 weight_sum = tl.load(weight_sum_ptr + base + places, mask=inside, other=1.0)
                 if GATE == 3:
                     logit_sum = tl.load(logit_sum_ptr + base + places, mask=inside, other=1.0)
+            if SLAB:
+                by_weight += slab_scale * keep * weight
             adagrad_step(
                 weight_ptr, weight_sum_ptr, base, places, inside, weight, weight_sum, by_weight, size, epsilon, INSIDE
             )
@@ -469,19 +480,19 @@ def backward_kernel(  # type: ignore[no-untyped-def]
                     logit_sum,
                     keep,
                     by_gate * weight,
+                    weight,
                     kl_scale,
+                    slab_scale,
                     prior_alpha,
                     prior_beta,
                     gate_size,
                     epsilon,
-                    s5,
-                    s4,
-                    s3,
-                    s2,
-                    s1,
-                    s0,
+                    even,
+                    odd,
                     GATE,
                     HYPER,
+                    SKEWED,
+                    SLAB,
                     INSIDE,
                 )
     if BY_X:

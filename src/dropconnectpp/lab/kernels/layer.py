@@ -30,7 +30,8 @@ FORWARD_I, FORWARD_LAUNCH = 64, {"num_warps": 8, "num_stages": 2, "maxnreg": 128
 MANY_I, MANY_LAUNCH = 32, {"num_warps": 4, "num_stages": 3}
 """The forward pass of a layer with more units than one tile has."""
 BACKWARD_I, CROWDED_I = 64, 32
-"""The second is for learned gates straight through, with many units or several samples: they need more registers."""
+"""The second is for learned gates straight through, with a slab, many units or several samples: they need more
+registers."""
 BACKWARD_LAUNCH = {"num_warps": 8, "num_stages": 1, "maxnreg": 128}
 GATE_BLOCK, HYPER_BLOCK, GATE_WARPS = 1024, 512, 4
 
@@ -44,10 +45,11 @@ class OpenGate:
 
 @dataclass(frozen=True)
 class FixedGate:
-    """z = [u < keep], with one keep probability (R,) per replica: DropConnect."""
+    """z = [u < keep], with one keep probability (R,) per replica: DropConnect. ``slab_scale`` as for `LearnedGate`."""
 
     keep: Tensor
     stream: Stream
+    slab_scale: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class LearnedGate:
 
     ``coefficient`` (L, R) is what a sample's score is weighted by, for kind "score" going backward. ``alpha`` and
     ``beta`` are the raw parameters of a free q(pi), which `functional.positive` maps; None stands for the best q(pi).
+    The loss has a term slab_scale pi~ W^2 / 2 for every synapse, with the weight before the step.
     """
 
     logit: Tensor
@@ -68,6 +71,7 @@ class LearnedGate:
     prior_alpha: float = 1.0
     prior_beta: float = 1.0
     samples: int = 1
+    slab_scale: float = 0.0
 
     def __post_init__(self) -> None:
         check_count("samples", self.samples)
@@ -101,14 +105,14 @@ def usable(x: Tensor, weight: Tensor, gate: Gate, update: Adagrad | None = None)
         parameters += [update.weight, update.logit, update.alpha, update.beta]
     if isinstance(gate, LearnedGate):
         parameters += [gate.logit, gate.alpha, gate.beta]
-        if not _uniform(gate):
+        if not _known(gate):
             return False
     return x.is_cuda and x.dtype == torch.bfloat16 and _ready(*parameters)
 
 
-def _uniform(gate: LearnedGate) -> bool:
-    """Whether the kernels know the slope of the KL: of the best q(pi) for the uniform prior alone."""
-    return gate.alpha is not None or gate.prior_alpha == gate.prior_beta == 1.0
+def _known(gate: LearnedGate) -> bool:
+    """Whether the kernels know the slope of the KL: at the best q(pi) not for every prior."""
+    return gate.alpha is not None or functional.prior_polynomial(gate.prior_alpha, gate.prior_beta) is not None
 
 
 def _samples(gate: Gate) -> int:
@@ -237,14 +241,20 @@ def _backward_(
         product = torch.bmm(by_sample.mT, inputs)  # (R, O, I)
         by_gate += product
         by_weight += product if mask is None else product * mask
+    if not isinstance(gate, OpenGate) and gate.slab_scale:
+        by_weight += gate.slab_scale * _keep(gate) * weight
     if isinstance(gate, LearnedGate) and gate.kind == "straight-through":
-        _step_gate_(gate, functional.straight_through_gradient(gate.logit, weight, by_gate), update)
+        _step_gate_(gate, functional.straight_through_gradient(gate.logit, weight, by_gate), weight, update)
     adagrad_all_([weight], [by_weight], [update.weight], [update.sizes], update.epsilon, update.inside)
     return by_x.to(x.dtype)
 
 
-def _step_gate_(gate: LearnedGate, likelihood: Tensor, update: Adagrad) -> None:
-    """Adagrad on the logit and a free q(pi): the KL's slopes and the likelihood's gradient by the logit."""
+def _keep(gate: FixedGate | LearnedGate) -> Tensor:
+    return torch.sigmoid(gate.logit) if isinstance(gate, LearnedGate) else gate.keep[:, None, None]
+
+
+def _step_gate_(gate: LearnedGate, likelihood: Tensor, weight: Tensor | None, update: Adagrad) -> None:
+    """Adagrad on the logit and a free q(pi): the KL's slopes, the likelihood's gradient by the logit, the slab's."""
     logit = gate.logit
     found: dict[str, Tensor] = {}
     if gate.alpha is None or gate.beta is None:
@@ -255,6 +265,9 @@ def _step_gate_(gate: LearnedGate, likelihood: Tensor, update: Adagrad) -> None:
         for name, raw, by in zip(("alpha", "beta"), (gate.alpha, gate.beta), slopes, strict=True):
             found[name] = by * gate.kl_scale * torch.sigmoid(raw)
     found["logit"] = slope * gate.kl_scale + likelihood
+    if gate.slab_scale:
+        by_gate = 0.5 * gate.slab_scale * _given(weight)
+        found["logit"] += functional.straight_through_gradient(logit, _given(weight), by_gate)
     values, sums = ([getattr(of, name) for name in found] for of in (gate, update))
     sizes = [_given(update.gate_sizes)] * len(found)
     adagrad_all_(values, list(found.values()), sums, sizes, update.epsilon, update.inside)
@@ -271,7 +284,9 @@ def _backward_by_kernel_(
 ) -> Tensor:
     (stack, batch, width), units = x.shape, weight.shape[1]
     learned = gate if isinstance(gate, LearnedGate) else None
-    crowded = learned is not None and (learned.kind != "score" or units > BACKWARD_O or learned.samples > 1)
+    crowded = learned is not None and (
+        learned.kind != "score" or learned.slab_scale > 0 or units > BACKWARD_O or learned.samples > 1
+    )
     block_b, block_i = _tile(batch, BLOCK_B), CROWDED_I if crowded else BACKWARD_I
     by_x = torch.empty((stack, batch, width), device=x.device, dtype=x.dtype)
     arguments: list[Any] = [
@@ -292,10 +307,11 @@ def _backward_by_kernel_(
         *_address(x, replicas, step),
         0 if isinstance(gate, OpenGate) else gate.stream.seed,
         learned.kl_scale if learned else 0.0,
+        0.0 if isinstance(gate, OpenGate) else gate.slab_scale,
         learned.prior_alpha if learned else 1.0,
         learned.prior_beta if learned else 1.0,
         update.epsilon,
-        *functional.SLOPE_POLYNOMIAL[torch.float32],
+        *_polynomial(learned),
     ]
     batches = -(-batch // block_b)
     # A larger batch takes two launches: each of its tiles needs the weights as they were.
@@ -303,7 +319,7 @@ def _backward_by_kernel_(
     for needs_x, needs_update, depth in passes:
         compiled("layer").backward_kernel[(-(-width // block_i), stack, depth)](
             *arguments,
-            HYPER=learned is not None and learned.alpha is not None,
+            **_terms(gate),
             INSIDE=update.inside,
             BY_X=needs_x,
             UPDATE=needs_update,
@@ -324,27 +340,36 @@ def _backward_by_kernel_(
 
 
 @torch.no_grad()
-def update_gate_(gate: LearnedGate, replicas: Tensor, step: Tensor | int, update: Adagrad) -> Tensor:
-    """A step on gates of any shape (R, ...) that learn by the score, which needs no product: sum (z - pi~)^2 (L, R)."""
+def update_gate_(
+    gate: LearnedGate, replicas: Tensor, step: Tensor | int, update: Adagrad, weight: Tensor | None = None
+) -> Tensor:
+    """A step on gates of any shape (R, ...) that learn by the score, which needs no product: sum (z - pi~)^2 (L, R).
+
+    ``weight`` is what the gates are of, as it was before its own step: a slab needs it.
+    """
     if gate.kind != "score":
         raise ArgumentError("straight through a gate's gradient is the product's: use gated_product_backward_.")
     _check(gate, update)
-    if _ready(gate.logit, gate.alpha, gate.beta, update.logit, update.alpha, update.beta) and _uniform(gate):
-        return _gate_by_kernel_(gate, replicas, step, update)
-    return _update_gate_(gate, _learned_masks(gate, replicas, step), update)
+    if gate.slab_scale and (weight is None or weight.shape != gate.logit.shape):
+        raise ArgumentError(f"a slab needs the weight before the step, of shape {tuple(gate.logit.shape)}.")
+    if _ready(gate.logit, gate.alpha, gate.beta, update.logit, update.alpha, update.beta, weight) and _known(gate):
+        return _gate_by_kernel_(gate, replicas, step, update, weight)
+    return _update_gate_(gate, _learned_masks(gate, replicas, step), update, weight)
 
 
-def _update_gate_(gate: LearnedGate, masks: Iterable[Tensor], update: Adagrad) -> Tensor:
+def _update_gate_(gate: LearnedGate, masks: Iterable[Tensor], update: Adagrad, weight: Tensor | None) -> Tensor:
     likelihood, squared = torch.zeros_like(gate.logit), []
     for coefficient, mask in zip(_given(gate.coefficient), masks, strict=True):
         score = functional.bernoulli_score(mask, gate.logit)
         likelihood -= coefficient.view(-1, *[1] * (score.ndim - 1)) * score
         squared.append(score.square().flatten(1).sum(1))
-    _step_gate_(gate, likelihood, update)
+    _step_gate_(gate, likelihood, weight, update)
     return torch.stack(squared)
 
 
-def _gate_by_kernel_(gate: LearnedGate, replicas: Tensor, step: Tensor | int, update: Adagrad) -> Tensor:
+def _gate_by_kernel_(
+    gate: LearnedGate, replicas: Tensor, step: Tensor | int, update: Adagrad, weight: Tensor | None
+) -> Tensor:
     stack, count = len(gate.logit), gate.logit[0].numel()
     block = GATE_BLOCK if gate.alpha is None else HYPER_BLOCK
     programs = -(-count // block)
@@ -356,19 +381,21 @@ def _gate_by_kernel_(gate: LearnedGate, replicas: Tensor, step: Tensor | int, up
         update.alpha,
         gate.beta,
         update.beta,
+        weight if gate.slab_scale else None,
         _row(gate.coefficient),
         _row(update.gate_sizes),
         partial,
         *_address(gate.logit, replicas, step),
         gate.stream.seed,
         gate.kl_scale,
+        gate.slab_scale,
         gate.prior_alpha,
         gate.prior_beta,
         update.epsilon,
-        *functional.SLOPE_POLYNOMIAL[torch.float32],
+        *_polynomial(gate),
         count,
         SAMPLES=gate.samples,
-        HYPER=gate.alpha is not None,
+        **_terms(gate),
         INSIDE=update.inside,
         COMPILED=gate.logit.is_cuda,
         BLOCK=block,
@@ -409,3 +436,22 @@ def _switches(gate: Gate, x: Tensor) -> dict[str, Any]:
     if isinstance(gate, LearnedGate) and gate.kind == "straight-through":
         number = 3
     return {"GATE": number, "COMPILED": x.is_cuda}
+
+
+def _terms(gate: Gate) -> dict[str, bool]:
+    """What the loss has besides the likelihood, as the kernels' switches."""
+    learned = gate if isinstance(gate, LearnedGate) else None
+    hyper = learned is not None and learned.alpha is not None
+    return {
+        "HYPER": hyper,
+        "SKEWED": learned is not None and not hyper and learned.prior_alpha != learned.prior_beta,
+        "SLAB": not isinstance(gate, OpenGate) and gate.slab_scale > 0,
+    }
+
+
+def _polynomial(gate: LearnedGate | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Even and odd part of the KL's slope, `functional.prior_polynomial`; of any prior where it is not used."""
+    prior = (1.0, 1.0) if gate is None or gate.alpha is not None else (gate.prior_alpha, gate.prior_beta)
+    found = functional.prior_polynomial(*prior)
+    assert found is not None
+    return found
