@@ -478,3 +478,34 @@ def test_publish_only_what_is_named(publish: Publish, tmp_path: Path) -> None:
 def test_publish_knows_its_tables_and_figures(publish: Publish, option: str, message: str) -> None:
     with pytest.raises(SystemExit, match=message):
         publish("small.toml", options=(option, "nothing"))
+
+
+def test_every_setting_that_was_tried_is_listed(tmp_path: Path) -> None:
+    methods = '[[methods]]\nkind = "dropconnect"\nrate = 0.5\n\n[[methods]]\nhyper = "optimal"\n'
+    held_out = TRAINED.replace("[protocol.training]\n", "[protocol.training]\nholdout = 20\n")
+    assert held_out != TRAINED
+    (tmp_path / "search.toml").write_text(f"repeats = 2\n{held_out}\n{methods}")
+    experiment = experiments.from_file(tmp_path / "search.toml")
+    protocols = [
+        replace(p, training=replace(p.training, step_size=0.01), evaluation=replace(p.evaluation, shares=(0.1,)))
+        for p in experiment.protocols
+    ]
+    runner = Runner(tmp_path, torch.device("cpu"), few)
+    units = [
+        Unit(replace(p, method=replace(p.method, logit_step=p.method.logit_step or 1.0)), r)
+        for p in protocols
+        for r in (0, 1)
+    ]
+    assert runner.run(units).left == 0
+    found = run("list_settings.py", str(tmp_path / "results.sqlite"), "--out", str(tmp_path / "tried.md"))
+    assert found.returncode == 0, found.stderr
+    rows = lines((tmp_path / "tried.md").read_text())
+    assert sorted(row[0] for row in rows) == ["DropConnect++ (hyper=optimal)", "DropConnect, rate 0.5"]
+    assert [row[1] for row in rows] == ["2", "2"]
+    assert float(rows[0][2]) >= float(rows[1][2])
+    by_posterior = {row[0]: row[5] for row in rows}
+    assert by_posterior["DropConnect, rate 0.5"] == "–"
+    assert 0.0 <= float(by_posterior["DropConnect++ (hyper=optimal)"]) <= 100.0
+    empty = run("list_settings.py", str(KERNELS / "mixed.sqlite"))
+    assert empty.returncode == 1
+    assert "No setting" in empty.stderr

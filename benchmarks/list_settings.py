@@ -1,0 +1,95 @@
+"""Every setting that was tried on held-out training data, with what it gave: one row each, none left out.
+
+`python benchmarks/list_settings.py results.sqlite --out records/DATE-NAME/cifar10_search.md` lists all protocols of
+the stores with a holdout of their own, in the order of accuracy. The test set is in none of these numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dropconnectpp.lab.statistics import summarise
+from dropconnectpp.lab.store import Row, Store
+
+SHARE = 0.1
+"""Of the weights that a pruned network keeps."""
+HEADER = (
+    "Method",
+    "n",
+    "Accuracy, %",
+    "NLL",
+    "NLL, averaged predictions",
+    f"{SHARE:.0%} kept by π̃, %",
+    f"{SHARE:.0%} kept by size, %",
+    "mean π̃",
+)
+
+
+def tried(stores: Sequence[Path]) -> list[list[Row]]:
+    """Finished replicas by setting."""
+    found: dict[str, list[Row]] = {}
+    for path in stores:
+        with Store.open(path, read_only=True) as store:
+            for row in store.rows(status="done"):
+                if row.protocol.settings["training"]["holdout"] and row.results.get("pruning"):
+                    found.setdefault(row.key.digest, []).append(row)
+    return list(found.values())
+
+
+def mean_of(rows: Sequence[Row], value: Callable[[Mapping[str, Any]], float | None]) -> float | None:
+    """Over replicas; None where one has no such number."""
+    values = [value(row.results) for row in rows]
+    known = [one for one in values if one is not None]
+    return summarise(known).mean if len(known) == len(values) else None
+
+
+def pruned(results: Mapping[str, Any], score: str) -> float | None:
+    """Accuracy of what is left of a network."""
+    found = [one["accuracy"] for one in results["pruning"] if (one["score"], one["share"]) == (score, SHARE)]
+    return found[0] if found else None
+
+
+def described(rows: Sequence[Row]) -> str:
+    """What the setting is called; the rate is no part of a label."""
+    rate = rows[0].protocol.settings["method"]["rate"]
+    return rows[0].protocol.label + (f", rate {rate}" if rate is not None else "")
+
+
+def line(rows: Sequence[Row]) -> tuple[float, list[str]]:
+    """The mean accuracy and the cells of a setting."""
+    accuracy = mean_of(rows, lambda one: one["accuracy"])
+    assert accuracy is not None
+    values = (
+        (accuracy, 2),
+        (mean_of(rows, lambda one: one["nll"]), 4),
+        (mean_of(rows, lambda one: (one["uncertainty"] or {}).get("nll")), 4),
+        (mean_of(rows, lambda one: pruned(one, "keep_probability")), 2),
+        (mean_of(rows, lambda one: pruned(one, "magnitude")), 2),
+        (mean_of(rows, lambda one: (one["posterior"] or {}).get("mean")), 3),
+    )
+    shown = ["–" if value is None else f"{value:.{digits}f}" for value, digits in values]
+    return accuracy, [described(rows), str(len(rows)), *shown]
+
+
+def main() -> None:
+    """Print the list."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("stores", nargs="+", type=Path)
+    options.add_argument("--out", type=Path)
+    given = options.parse_args()
+    lines = sorted(map(line, tried(given.stores)), key=lambda one: -one[0])
+    if not lines:
+        raise SystemExit("No setting was tried on held-out data in these stores.")
+    rule = [":--", *["--:"] * (len(HEADER) - 1)]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in [HEADER, rule, *(cells for _, cells in lines)])
+    text = f"## Settings that were tried on held-out training data\n\n{len(lines)} settings.\n\n{table}\n"
+    print(text)
+    if given.out:
+        given.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
