@@ -42,14 +42,14 @@ def masks(count, block, constant):
 
 def scores(count, block):
     logit, mask, coefficient = 4 * torch.randn(3, count), torch.rand(3, count) < 0.5, torch.randn(3)
-    logit[0, 0] = 0.0
+    logit[0, 0], kl_scale = 0.0, torch.tensor([0.3, 0.0, 2.0])
     programs = -(-count // block)
     room, partial = torch.full((5, count), 77.0), torch.full((3, programs), 77.0)
     score_kernel[(programs, 3)](
-        logit, mask.view(torch.uint8), coefficient, 0.3, room[1:], partial, count, programs,
+        logit, mask.view(torch.uint8), coefficient, kl_scale, room[1:], partial, count, programs,
         *functional.SLOPE_POLYNOMIAL[torch.float32], BLOCK=block,
     )
-    gradient, squared = dense.score_pass(logit.double(), mask, coefficient.double(), 0.3)
+    gradient, squared = dense.score_pass(logit.double(), mask, coefficient.double(), kl_scale.double())
     assert torch.allclose(room[1:4].double(), gradient, rtol=1e-5, atol=1e-6), (count, block)
     assert torch.allclose(partial.sum(1).double(), squared, rtol=1e-5)
     assert (room[[0, 4]] == 77.0).all()
@@ -115,11 +115,11 @@ def test_masks_on_a_gpu_are_those_of_the_twin(replicas: int, count: int) -> None
 @pytest.mark.parametrize("replicas", REPLICAS)
 def test_scores_on_a_gpu_are_those_of_the_twin(replicas: int, count: int) -> None:
     logit, mask = 4 * torch.randn(replicas, count), torch.rand(replicas, count) < 0.5
-    coefficient = torch.randn(replicas)
-    wanted = dense.score_pass(logit.double(), mask, coefficient.double(), 0.3)
+    coefficient, kl_scale = torch.randn(replicas), torch.rand(replicas)
+    wanted = dense.score_pass(logit.double(), mask, coefficient.double(), kl_scale.double())
     first = None
     for _ in range(3):
-        found = dense.score_pass(logit.cuda(), mask.cuda(), coefficient.cuda(), 0.3)
+        found = dense.score_pass(logit.cuda(), mask.cuda(), coefficient.cuda(), kl_scale.cuda())
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one.cpu().double(), other, rtol=2e-5, atol=2e-6)
         first = found if first is None else first

@@ -69,9 +69,9 @@ class Case:
             self.gate = LearnedGate(
                 logit,
                 STREAM,
+                torch.linspace(0.3, 0.6, stack, dtype=dtype),
                 "score" if "score" in kind else "straight-through",
                 normal(samples, stack) if "score" in kind else None,
-                0.3,
                 samples=samples,
                 slab_scale=slab_scale,
             )
@@ -147,7 +147,7 @@ def expected_gradients(case: Case) -> dict[str, Tensor]:
             kl = kl + functional.beta_kl(alpha, beta, gate.prior_alpha, gate.prior_beta)
         else:
             kl = functional.beta_bernoulli_kl(leaves["logit"], gate.prior_alpha, gate.prior_beta)
-        loss = loss + gate.kl_scale * kl.sum()
+        loss = loss + (gate.kl_scale[:, None, None] * kl).sum()
     if not isinstance(gate, OpenGate):
         keep = torch.sigmoid(leaves["logit"]) if isinstance(gate, LearnedGate) else gate.keep[:, None, None]
         loss = loss + gate.slab_scale * (keep * leaves["weight"].square()).sum() / 2
@@ -238,13 +238,16 @@ def test_a_twin_rounds_its_operands_to_the_precision_of_x() -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    logit = torch.zeros(1, 2, 3)
+    logit, kl_scale = torch.zeros(1, 2, 3), torch.zeros(1)
     with pytest.raises(ArgumentError, match="kind"):
-        LearnedGate(logit, STREAM, "pathwise")  # type: ignore[arg-type]
+        LearnedGate(logit, STREAM, kl_scale, "pathwise")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="both or none"):
-        LearnedGate(logit, STREAM, alpha=logit)
+        LearnedGate(logit, STREAM, kl_scale, alpha=logit)
     with pytest.raises(ArgumentError, match="samples"):
-        LearnedGate(logit, STREAM, samples=0)
+        LearnedGate(logit, STREAM, kl_scale, samples=0)
+    for wrong in (torch.zeros(()), torch.zeros(2), torch.zeros(1, 1)):
+        with pytest.raises(ArgumentError, match=r"kl_scale must have shape \(1,\), got"):
+            LearnedGate(logit, STREAM, wrong)
     case = Case("score", (1, 2, 3, 4))
     gate = case.gate
     case.gate = replace(gate, alpha=case.weight, beta=case.weight)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -37,9 +38,11 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def make(method: Method, rates: tuple[float, ...] = (0.0, 0.0), replicas: Tensor = REPLICAS) -> Regulariser:
-    kind = KINDS[method.kind]
-    return kind(method, torch.tensor(rates, dtype=torch.float64), replicas, (UNITS, INPUTS), SEED)
+def make(*methods: Method, rates: Sequence[float] = (0.0, 0.0), replicas: Tensor = REPLICAS) -> Regulariser:
+    """Of a method for each replica, or one for all; with these rates, where there are rates."""
+    each = methods if len(methods) > 1 else methods * len(replicas)
+    each = tuple(replace(m, rate=rate) if m.has_rate else m for m, rate in zip(each, rates, strict=True))
+    return KINDS[each[0].kind](each, replicas, (UNITS, INPUTS), NUM_DATA, SEED, torch.float64)
 
 
 def layer() -> tuple[Tensor, Tensor, Tensor]:
@@ -78,7 +81,7 @@ def test_without_regularisation_every_pass_is_the_same_plain_layer():
     close(plain.sampled_pass(x, weight, bias, 4), expected)
     assert plain.passes == 1
     assert not plain.needs_mean_network
-    assert plain.gradients(torch.zeros(1, 2), None, NUM_DATA) == {}
+    assert plain.gradients(torch.zeros(1, 2), None) == {}
     assert plain.kl().tolist() == [0.0, 0.0]
     assert plain.keep_probability("bias").tolist() == [[1.0] * UNITS] * 2
     plain.after_step()
@@ -86,7 +89,7 @@ def test_without_regularisation_every_pass_is_the_same_plain_layer():
 
 def test_dropout_drops_units_of_each_example_and_scales_up_the_rest():
     rates = (0.5, 0.2)
-    dropout, (x, weight, bias) = make(Method(kind="dropout"), rates), layer()
+    dropout, (x, weight, bias) = make(Method(kind="dropout"), rates=rates), layer()
     hidden = slow(x, weight, bias).relu()
     keep = (1 - torch.tensor(rates, dtype=torch.float64))[:, None, None]
     gates = Stream(SEED, "dropout").bernoulli(keep.expand_as(hidden), REPLICAS, STEP, 0).double()
@@ -97,7 +100,7 @@ def test_dropout_drops_units_of_each_example_and_scales_up_the_rest():
 
 def test_a_sampled_network_of_dropout_has_one_mask_of_units_for_all_examples():
     rates = (0.5, 0.2)
-    dropout, (x, weight, bias) = make(Method(kind="dropout"), rates), layer()
+    dropout, (x, weight, bias) = make(Method(kind="dropout"), rates=rates), layer()
     hidden = slow(x, weight, bias).relu()
     keep = (1 - torch.tensor(rates, dtype=torch.float64))[:, None]
     for draw in (0, 9):
@@ -114,12 +117,12 @@ def test_dropouts_prediction_is_the_expectation_over_all_masks():
     for gates in every_mask(UNITS):
         probability = (gates * (1 - rate) + (1 - gates) * rate).prod()
         total += probability * hidden * gates / (1 - rate)
-    close(make(Method(kind="dropout"), (rate, rate)).mean_pass(*layer()), total)
+    close(make(Method(kind="dropout"), rates=(rate, rate)).mean_pass(*layer()), total)
 
 
 def test_dropconnect_masks_weights_and_biases():
     rates = (0.5, 0.2)
-    connect, (x, weight, bias) = make(Method(kind="dropconnect"), rates), layer()
+    connect, (x, weight, bias) = make(Method(kind="dropconnect"), rates=rates), layer()
     for purpose, step, run in (
         ("mask", STEP, lambda: connect.train_pass(x, weight, bias, STEP, 0)),
         ("evaluation", 0, lambda: connect.sampled_pass(x, weight, bias, 6)),
@@ -138,13 +141,13 @@ def test_dropconnects_mean_network_has_the_expected_input_of_every_unit():
     for gates in every_mask(INPUTS + 1):  # the units do not share synapses
         probability = (gates * (1 - rate) + (1 - gates) * rate).prod()
         total += probability * slow(x, weight * gates[:-1], bias * gates[-1])
-    close(make(Method(kind="dropconnect"), (rate, rate)).mean_pass(x, weight, bias), total)
+    close(make(Method(kind="dropconnect"), rates=(rate, rate)).mean_pass(x, weight, bias), total)
 
 
 def test_dropconnects_gaussian_prediction_is_the_librarys():
     rates = (0.5, 0.2)
     x, weight, bias = layer()
-    found = make(Method(kind="dropconnect", evaluation="gaussian"), rates).mean_pass(x, weight, bias)
+    found = make(Method(kind="dropconnect", evaluation="gaussian"), rates=rates).mean_pass(x, weight, bias)
     for r, rate in enumerate(rates):
         own = dcpp.DropConnectLinear(
             INPUTS, UNITS, activation=nn.ReLU(), keep_probability=1 - rate, evaluation="gaussian"
@@ -164,8 +167,8 @@ def test_a_rate_of_zero_drops_nothing():
 @pytest.mark.parametrize("kind", ["dropout", "dropconnect", "dropconnect++"])
 def test_noise_of_a_replica_does_not_depend_on_the_others(kind):
     x, weight, bias = layer()
-    both = make(Method(kind=kind), (0.5, 0.2))
-    alone = make(Method(kind=kind), (0.2,), REPLICAS[1:])
+    both = make(Method(kind=kind), rates=(0.5, 0.2))
+    alone = make(Method(kind=kind), rates=(0.2,), replicas=REPLICAS[1:])
     for one, other in (
         (both.train_pass(x, weight, bias, STEP, 0), alone.train_pass(x[1:], weight[1:], bias[1:], STEP, 0)),
         (both.sampled_pass(x, weight, bias, 2), alone.sampled_pass(x[1:], weight[1:], bias[1:], 2)),
@@ -176,7 +179,7 @@ def test_noise_of_a_replica_does_not_depend_on_the_others(kind):
 
 @pytest.mark.parametrize("kind", ["dropout", "dropconnect", "dropconnect++"])
 def test_noise_changes_with_the_step_and_the_draw(kind):
-    own, args = make(Method(kind=kind), (0.5, 0.5)), layer()
+    own, args = make(Method(kind=kind), rates=(0.5, 0.5)), layer()
     passes = [own.train_pass(*args, torch.tensor(step), 0) for step in range(4)]
     sampled = [own.sampled_pass(*args, draw) for draw in range(4)]
     for one, other in itertools.combinations([*passes, *sampled], 2):
@@ -214,9 +217,9 @@ GRID = [
 ]
 
 
-def posterior(method: Method) -> DropConnectPP:
+def posterior(*methods: Method) -> DropConnectPP:
     """Parameters and moments as training might have left them."""
-    own = make(method)
+    own = make(*methods)
     assert isinstance(own, DropConnectPP)
     for number, (name, value) in enumerate(own.parameters.items()):
         noise = numbers(*value.shape, seed=20 + number)
@@ -249,7 +252,7 @@ def stack_gradients(own: DropConnectPP) -> tuple[Tensor, dict[str, Tensor]]:
     if own.needs_mean_network:
         logits = linear(own.mean_pass(x, weight, bias), out_weight, out_bias)
         mean_reward = log_likelihoods(logits, labels).mean(1).detach()
-    for name, value in own.gradients(rewards.detach(), mean_reward, NUM_DATA).items():
+    for name, value in own.gradients(rewards.detach(), mean_reward).items():
         gradients[f"0.{name}"] = gradients[f"0.{name}"] + value
     return rewards.detach(), {name: value.detach() for name, value in gradients.items()}
 
@@ -286,7 +289,7 @@ def test_the_control_learns_as_much_in_another_direction():
 
 def library(own: DropConnectPP, r: int) -> tuple[nn.Sequential, dcpp.ELBO]:
     """An ordinary model with replica r's weights and posterior."""
-    method = own.method
+    method = own.methods[r]
     gated = dcpp.DropConnectPPLinear(
         INPUTS,
         UNITS,
@@ -349,8 +352,8 @@ def force(own: DropConnectPP, model: nn.Sequential, r: int, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("name", "hyper", "parameterisation"), GRID)
 def test_the_gradient_is_the_librarys(name, hyper, parameterisation, monkeypatch):
-    changes = {"hyper": hyper, "parameterisation": parameterisation, "alpha": 2.0, "beta": 0.7, "kl_weight": 3.0}
-    own = posterior(replace(CASES[name], **changes))
+    changes = {"hyper": hyper, "parameterisation": parameterisation, "alpha": 2.0, "beta": 0.7}
+    own = posterior(*(replace(CASES[name], kl_weight=weight, **changes) for weight in (3.0, 0.4)))
     models = [library(own, r) for r in range(2)]
     rewards, gradients = stack_gradients(own)
     x, labels = layer()[0], torch.arange(2 * BATCH).view(2, BATCH) % CLASSES
@@ -423,50 +426,67 @@ def test_a_methods_estimator_is_the_librarys(method):
     assert options["name"] == method.estimator
 
 
-def test_methods_that_differ_in_rate_alone_share_a_segment():
+def test_methods_share_a_segment_where_they_differ_in_what_a_row_holds():
     assert same_segment(Method(kind="dropout", rate=0.1), Method(kind="dropout", rate=0.9))
     assert not same_segment(Method(kind="dropout", rate=0.1), Method(kind="dropconnect", rate=0.1))
-    assert not same_segment(Method(), Method(logit_step=2.0))
+    shared = {"rate", "logit_step", "kl_weight", "kl_warmup", "freeze_after"}
+    for changes in (
+        {"logit_step": 2.0},
+        {"kl_weight": 0.0},
+        {"kl_weight": 30.0, "kl_warmup": 5},
+        {"freeze_after": 1},
+        {"alpha": 2.0},
+        {"slab": 0.1},
+        {"keep_probability": 0.6},
+        {"hyper": "optimal"},
+        {"decay": 0.5},
+        {"num_samples": 2},
+        {"estimator": "eq16"},
+        {"reward": "random-sign"},
+    ):
+        assert same_segment(Method(), Method(**changes)) == (changes.keys() <= shared), changes
+        assert same_segment(Method(**changes), Method(**changes))
 
 
 # ------------------------------------------------------------------------ what epochs change, and the slab
 
 
-def test_a_regulariser_says_where_an_epoch_changes_its_step():
-    own = make(Method(kl_weight=3.0, kl_warmup=2, freeze_after=4, logit_step=5.0))
-    found = [(own.begin_epoch(epoch), own.kl_weight, own.gate_step) for epoch in range(6)]
-    assert found == [
-        (False, 0.0, 5.0),
-        (True, 1.5, 5.0),
-        (True, 3.0, 5.0),
-        (False, 3.0, 5.0),
-        (True, 3.0, 0.0),
-        (False, 3.0, 0.0),
-    ]
-    for method in (Method(), Method(kind="dropconnect"), Method(kind="none")):
-        assert not any(make(method).begin_epoch(epoch) for epoch in range(6))
+def test_an_epoch_sets_each_replicas_numbers_in_place():
+    own = make(
+        Method(kl_weight=3.0, kl_warmup=2, freeze_after=4, logit_step=5.0), Method(kl_weight=0.7, freeze_after=1)
+    )
+    kl_scale, gate_step = own.kl_scale, own.gate_step
+    found = [(kl_scale.tolist(), gate_step.tolist())]
+    for epoch in range(6):
+        own.begin_epoch(epoch)
+        found.append((kl_scale.tolist(), gate_step.tolist()))
+    assert own.kl_scale is kl_scale
+    assert own.gate_step is gate_step
+    weights, steps = (0.0, 0.0, 1.5, 3.0, 3.0, 3.0, 3.0), [(5.0, 1.0)] * 2 + [(5.0, 0.0)] * 3 + [(0.0, 0.0)] * 2
+    expected = [([weight / NUM_DATA, 0.7 / NUM_DATA], [*step]) for weight, step in zip(weights, steps, strict=True)]
+    assert found == expected, "the first are epoch 0's, before any began"
 
 
 @pytest.mark.parametrize("parameterisation", ["logit", "probability"])
 def test_the_slab_weighs_weights_and_biases_by_how_often_they_are_on(parameterisation):
     methods = [Method(kind="dropconnect", slab=0.2), Method(slab=0.2, parameterisation=parameterisation)]
-    for method, own in zip(methods, (make(methods[0], (0.5, 0.2)), posterior(methods[1])), strict=True):
+    for method, own in zip(methods, (make(methods[0], rates=(0.5, 0.2)), posterior(methods[1])), strict=True):
         for name, value in zip(NAMES, layer()[1:], strict=True):
             keep = own.keep_probability(name)
-            loss = own.slab_loss(name, value.requires_grad_(), NUM_DATA)
+            loss = own.slab_loss(name, value.requires_grad_())
             close(loss, (keep * value**2 / (2 * 0.2**2 * NUM_DATA)).sum())
             (by_value,) = torch.autograd.grad(loss, value)
             close(by_value, keep * value / (0.2**2 * NUM_DATA))
-        assert make(replace(method, slab=None)).slab_loss("weight", layer()[1], NUM_DATA) is None
+        assert make(replace(method, slab=None)).slab_loss("weight", layer()[1]) is None
 
 
 def test_kernels_are_told_of_slab_and_prior():
-    fixed = make(Method(kind="dropconnect", slab=0.2), (0.5, 0.2)).gate(NUM_DATA)
-    learned = make(Method(slab=0.2, hyper="optimal", alpha=2.0, beta=0.7, kl_weight=3.0)).gate(NUM_DATA)
+    fixed = make(Method(kind="dropconnect", slab=0.2), rates=(0.5, 0.2)).gate()
+    learned = make(Method(slab=0.2, hyper="optimal", alpha=2.0, beta=0.7, kl_weight=3.0)).gate()
     assert fixed.slab_scale == learned.slab_scale == pytest.approx(1 / (0.04 * NUM_DATA))
-    assert (learned.prior_alpha, learned.prior_beta, learned.kl_scale) == (2.0, 0.7, 3.0 / NUM_DATA)
-    assert make(Method(hyper="optimal", beta=0.2)).gate(NUM_DATA) is None
-    assert make(Method(hyper="learned", beta=0.2)).gate(NUM_DATA) is not None
+    assert (learned.prior_alpha, learned.prior_beta, learned.kl_scale.tolist()) == (2.0, 0.7, [3.0 / NUM_DATA] * 2)
+    assert make(Method(hyper="optimal", beta=0.2)).gate() is None
+    assert make(Method(hyper="learned", beta=0.2)).gate() is not None
 
 
 # --------------------------------------------------------------------------------------- gamma numbers

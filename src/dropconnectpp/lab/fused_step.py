@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
 def covers(stack: Stack) -> bool:
     """Whether every segment's masks can be drawn by the kernels, which take bf16 inputs."""
-    count = len(stack.examples.rows)
     mixed = stack.device.type == "cuda" and stack.input_dtype == torch.bfloat16
-    return mixed and all(s.regulariser.gate(count) is not None for s in stack.segments)
+    return mixed and all(s.regulariser.gate() is not None for s in stack.segments)
 
 
 def take(stack: Stack, images: Tensor, labels: Tensor) -> Tensor:
@@ -67,9 +66,9 @@ def _segment_step(
 
     Steps the weights and their gates, and the bias's gates too where they learn by the score.
     """
-    regulariser, rows, count = segment.regulariser, segment.rows, len(stack.examples.rows)
+    regulariser, rows = segment.regulariser, segment.rows
     x, weight = inputs[rows], stack.parameters["dense.weight"].detach()[rows]
-    gate = regulariser.gate(count)
+    gate = regulariser.gate()
     assert gate is not None
     by_score = isinstance(gate, LearnedGate) and gate.kind == "score"
     product = gated_product(x, weight, gate, regulariser.replicas, stack.step)  # (L, R, B, O)
@@ -85,7 +84,7 @@ def _segment_step(
         rewards = _rewards(regulariser, before, stack.step, leaves["output.weight"], leaves["output.bias"], labels)
         head = [before, leaves["output.weight"], leaves["output.bias"]]
         by_product, *values = torch.autograd.grad(rewards, head, torch.full_like(rewards, -1.0 / len(rewards)))
-        slab = regulariser.slab_loss("bias", leaves["dense.bias"], count)
+        slab = regulariser.slab_loss("bias", leaves["dense.bias"])
         below = [leaves[n] for n in ("dense.bias", *own)]
         values += _by_bias(below, bias, by_product.sum(2), slab)
     found = {n: v for n, v in zip(leaves, values, strict=True) if v is not None}
@@ -97,7 +96,7 @@ def _segment_step(
     if isinstance(gate, LearnedGate) and gate.kind == "score":
         _learn_by_score(stack, number, segment, rewards, mean_reward, unmoved)
     elif isinstance(gate, LearnedGate):
-        for name, value in regulariser.gradients(rewards, None, count, ("bias",)).items():
+        for name, value in regulariser.gradients(rewards, None, ("bias",)).items():
             key = f"segment{number}.{name}"
             found[key] = found[key] + value if key in found else value
     return rewards.mean(0), by_input, found
@@ -141,7 +140,7 @@ def _learn_by_score(
     values = {"weight": weight, "bias": stack.parameters["dense.bias"].detach()[segment.rows]}
     coefficient = regulariser.coefficient(rewards, mean_reward)
     for name in SYNAPSES:
-        gate = regulariser.gate(len(stack.examples.rows), name)
+        gate = regulariser.gate(name)
         assert isinstance(gate, LearnedGate)
         gate, update = replace(gate, coefficient=coefficient), _adagrad(stack, number, segment, name)
         squared.append(update_gate_(gate, regulariser.replicas, stack.step, update, values[name]))

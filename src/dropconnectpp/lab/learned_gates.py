@@ -7,13 +7,14 @@ Shapes: R replicas of one segment of the stack, B batch, P passes of a step, L s
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from dropconnectpp import functional, gating
 from dropconnectpp.estimators import Concrete, Eq16, Estimator, resolve, update_moments
-from dropconnectpp.lab.kernels.dense import draw_masks, score_pass
+from dropconnectpp.lab.kernels.dense import beside, draw_masks, score_pass
 from dropconnectpp.lab.kernels.layer import Gate, LearnedGate
 from dropconnectpp.lab.kernels.noise import draw_gamma, draw_uniform
 from dropconnectpp.lab.network import linear
@@ -24,10 +25,18 @@ from dropconnectpp.lab.regularisers import SYNAPSES, DropConnect
 class DropConnectPP(DropConnect):
     """Each synapse has its own learned keep probability: Eq. (11)-(16)."""
 
-    def __init__(self, method: Method, rates: Tensor, replicas: Tensor, shape: tuple[int, int], root_seed: int) -> None:
-        super().__init__(method, rates, replicas, shape, root_seed)
-        self.estimator = estimator_of(method)
-        keep = method.keep_probability
+    def __init__(
+        self,
+        methods: Sequence[Method],
+        replicas: Tensor,
+        shape: tuple[int, int],
+        num_data: int,
+        root_seed: int,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(methods, replicas, shape, num_data, root_seed, dtype)
+        method = self.method
+        self.estimator, keep = estimator_of(method), method.keep_probability
         values: dict[str, float] = {
             method.parameterisation: keep if method.parameterisation == "probability" else math.log(keep / (1 - keep))
         }
@@ -36,14 +45,12 @@ class DropConnectPP(DropConnect):
             values["alpha"] = functional.inverse_positive(method.alpha + keep if alpha is None else alpha)
             values["beta"] = functional.inverse_positive(method.beta + 1 - keep if beta is None else beta)
         self.parameters = {
-            f"{name}_{key}": torch.full(
-                (len(replicas), *self.shapes[name]), value, device=rates.device, dtype=rates.dtype
-            )
+            f"{name}_{key}": torch.full((len(replicas), *self.shapes[name]), value, device=replicas.device, dtype=dtype)
             for name in SYNAPSES
             for key, value in values.items()
         }
         if self.estimator.needs_moments:
-            self.moments = torch.zeros((2, len(replicas)), device=rates.device, dtype=rates.dtype)
+            self.moments = torch.zeros((2, len(replicas)), device=replicas.device, dtype=dtype)
         self._masks: list[dict[str, Tensor]] = []
         self._step: Tensor | None = None
 
@@ -116,21 +123,20 @@ class DropConnectPP(DropConnect):
 
     @torch.no_grad()
     def gradients(
-        self, rewards: Tensor, mean_reward: Tensor | None, num_data: int, names: tuple[str, ...] = SYNAPSES
+        self, rewards: Tensor, mean_reward: Tensor | None, names: tuple[str, ...] = SYNAPSES
     ) -> dict[str, Tensor]:
         """KL and, for score estimators, likelihood: rewards (P, R) are mean log-likelihoods per example."""
-        samples, scale = self.method.num_samples, self.kl_weight / num_data
-        coefficients = None
+        samples, coefficients = self.method.num_samples, None
         if self.estimator.scores:
             arms = rewards.view(samples, self.estimator.arms, -1)
             baseline = self.moments if self.estimator.needs_moments else mean_reward
             coefficients = self._signed(self.estimator.coefficients(arms, baseline)) / samples  # (L, R)
             if self._in_one_pass and names == SYNAPSES:
-                return self._score_gradients(coefficients[0], arms.mean(1), scale)
+                return self._score_gradients(coefficients[0], arms.mean(1))
             self._update_moments(arms.mean(1), torch.stack([self._squared_score(masks) for masks in self._masks]))
         found: dict[str, Tensor] = {}
         for name in names:
-            found.update(self._posterior_gradient(name, coefficients, scale))
+            found.update(self._posterior_gradient(name, coefficients))
         self._masks = []
         return found
 
@@ -148,12 +154,12 @@ class DropConnectPP(DropConnect):
         method = self.method
         return method.hyper == "optimal" and method.alpha == method.beta == 1.0 and self.passes == 1
 
-    def _score_gradients(self, coefficient: Tensor, rewards: Tensor, scale: float) -> dict[str, Tensor]:
+    def _score_gradients(self, coefficient: Tensor, rewards: Tensor) -> dict[str, Tensor]:
         (masks,), self._masks = self._masks, []
         found, squares = {}, []
         for name in SYNAPSES:
             logit = self.logit(name)
-            gradient, squared = score_pass(logit, masks[name], coefficient, scale)
+            gradient, squared = score_pass(logit, masks[name], coefficient, self.kl_scale)
             found[f"{name}_{self.method.parameterisation}"] = self._by_parameter(gradient, logit)
             squares.append(squared)
         self._update_moments(rewards, (squares[0] + squares[1]).unsqueeze(0))
@@ -165,8 +171,9 @@ class DropConnectPP(DropConnect):
             return gradient
         return gradient / (torch.sigmoid(logit) * torch.sigmoid(-logit))
 
-    def _posterior_gradient(self, name: str, coefficients: Tensor | None, scale: float) -> dict[str, Tensor]:
+    def _posterior_gradient(self, name: str, coefficients: Tensor | None) -> dict[str, Tensor]:
         method, logit = self.method, self.logit(name)
+        scale = beside(self.kl_scale, logit)
         found: dict[str, Tensor] = {}
         if method.hyper == "optimal":
             _, slope = functional.collapsed_kl(logit, method.alpha, method.beta, value=False)
@@ -189,14 +196,14 @@ class DropConnectPP(DropConnect):
         arms = self.estimator.arms
         total = torch.zeros_like(logit)
         for sample, coefficient in enumerate(coefficients):
-            weight = coefficient.view(-1, *[1] * (logit.ndim - 1))
+            weight = beside(coefficient, logit)
             masks = [self._masks[sample * arms + arm][name] for arm in range(arms)]
             total.addcmul_(masks[0].to(logit.dtype), weight)
             if arms == 2:
                 total.addcmul_(masks[1].to(logit.dtype), weight, value=-1.0)
         if arms == 2:
             return functional.disarm_gradient(logit, total)
-        return functional.score_gradient(logit, total, coefficients.sum(0).view(-1, *[1] * (logit.ndim - 1)))
+        return functional.score_gradient(logit, total, beside(coefficients.sum(0), logit))
 
     def _update_moments(self, rewards: Tensor, squared: Tensor) -> None:  # (L, R), (L, R)
         if self.moments is None:
@@ -226,13 +233,13 @@ class DropConnectPP(DropConnect):
             draw_gamma(shape, self._stream(f"{kind}:{name}"), self.replicas, self._step)
             for kind, shape in (("heads", alpha), ("tails", beta))
         )
-        total = coefficients.sum(0).view(-1, *[1] * (alpha.ndim - 1))
+        total = beside(coefficients.sum(0), alpha)
         score_alpha, score_beta = functional.beta_score(heads / (heads + tails), alpha, beta)
         return total * score_alpha, total * score_beta
 
     # ------------------------------------------------------------- where the weights go through kernels
 
-    def gate(self, num_data: int, name: str = "weight") -> Gate | None:
+    def gate(self, name: str = "weight") -> Gate | None:
         method = self.method
         covered = method.estimator in ("bbvi", "straight-through") and method.parameterisation == "logit"
         known = method.hyper == "learned" or functional.prior_polynomial(method.alpha, method.beta) is not None
@@ -242,12 +249,12 @@ class DropConnectPP(DropConnect):
         return LearnedGate(
             self.logit(name).detach(),
             self._stream(f"mask:{name}"),
+            self.kl_scale,
             "score" if self.estimator.scores else "straight-through",
-            kl_scale=self.kl_weight / num_data,
             prior_alpha=method.alpha,
             prior_beta=method.beta,
             samples=method.num_samples,
-            slab_scale=self._slab_scale(num_data),
+            slab_scale=self._slab_scale,
             **raw,
         )
 

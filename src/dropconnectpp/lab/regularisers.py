@@ -5,6 +5,8 @@ Shapes: R replicas of one segment of the stack, B batch, I inputs, O units, P pa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -22,21 +24,36 @@ SYNAPSES = ("weight", "bias")
 class Regulariser:
     """No regularisation, and what the others share.
 
-    ``rates`` (R,) may differ from replica to replica; everything else of the method is one for the segment.
+    Each replica has its method. They may differ in what `rates`, `kl_scale` (the KL's weight over ``num_data``) and
+    `gate_step`, all (R,), come from; for all else `method` is the first.
     """
 
-    def __init__(self, method: Method, rates: Tensor, replicas: Tensor, shape: tuple[int, int], root_seed: int) -> None:
-        self.method, self.rates, self.replicas, self.root_seed = method, rates, replicas, root_seed
+    def __init__(
+        self,
+        methods: Sequence[Method],
+        replicas: Tensor,
+        shape: tuple[int, int],
+        num_data: int,
+        root_seed: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.methods, self.method, self.replicas = tuple(methods), methods[0], replicas
+        self.num_data, self.root_seed, self.dtype = num_data, root_seed, dtype
         self.shapes = {"weight": shape, "bias": shape[:1]}
         self.parameters: dict[str, Tensor] = {}
         self.moments: Tensor | None = None
-        self.kl_weight, self.gate_step = method.kl_weight_in(0), method.gate_step_in(0)
+        self.rates = self._row([m.rate or 0.0 for m in methods])
+        self.kl_scale, self.gate_step = torch.empty_like(self.rates), torch.empty_like(self.rates)
+        self.begin_epoch(0)
 
-    def begin_epoch(self, epoch: int) -> bool:
-        """Set what depends on the epoch, counted from 0; whether a step now differs from the last epoch's."""
-        before = self.kl_weight, self.gate_step
-        self.kl_weight, self.gate_step = self.method.kl_weight_in(epoch), self.method.gate_step_in(epoch)
-        return before != (self.kl_weight, self.gate_step)
+    def begin_epoch(self, epoch: int) -> None:
+        """Set what depends on the epoch, counted from 0. In place: a CUDA graph reads the same memory."""
+        self.kl_scale.copy_(self._row([m.kl_weight_in(epoch) / self.num_data for m in self.methods]))
+        self.gate_step.copy_(self._row([m.gate_step_in(epoch) for m in self.methods]))
+
+    def _row(self, values: Sequence[float]) -> Tensor:
+        """One number a replica, (R,)."""
+        return torch.tensor(values, device=self.replicas.device, dtype=self.dtype)
 
     @property
     def passes(self) -> int:
@@ -69,18 +86,18 @@ class Regulariser:
         return self.mean_pass(x, weight, bias)
 
     def gradients(
-        self, rewards: Tensor, mean_reward: Tensor | None, num_data: int, names: tuple[str, ...] = SYNAPSES
+        self, rewards: Tensor, mean_reward: Tensor | None, names: tuple[str, ...] = SYNAPSES
     ) -> dict[str, Tensor]:
         """Of the loss by `parameters`, besides what backpropagation gives; updates the moments."""
         return {}
 
-    def slab_loss(self, name: str, value: Tensor, num_data: int) -> Tensor | None:
+    def slab_loss(self, name: str, value: Tensor) -> Tensor | None:
         """Of a Gaussian prior on the weights or biases that are on, summed over replicas; None where there is none."""
         return None
 
     # What `fused_step` asks for, where the weights go through kernels.
 
-    def gate(self, num_data: int, name: str = "weight") -> Gate | None:
+    def gate(self, name: str = "weight") -> Gate | None:
         """How kernels gate weights or biases; None where they cannot."""
         return OpenGate()
 
@@ -133,17 +150,18 @@ class DropConnect(Regulariser):
         gates = [self._mask("mask", name, step, index) for name in SYNAPSES]
         return torch.relu(linear(x, gating.masked(weight, gates[0]), gating.masked(bias, gates[1])))
 
-    def gate(self, num_data: int, name: str = "weight") -> Gate | None:
-        return FixedGate(1.0 - self.rates, self._stream(f"mask:{name}"), self._slab_scale(num_data))
+    def gate(self, name: str = "weight") -> Gate | None:
+        return FixedGate(1.0 - self.rates, self._stream(f"mask:{name}"), self._slab_scale)
 
-    def slab_loss(self, name: str, value: Tensor, num_data: int) -> Tensor | None:
+    def slab_loss(self, name: str, value: Tensor) -> Tensor | None:
         """sum pi~ W^2 / (2 slab^2 N), with a gradient by the weight and by what pi~ is learned by."""
-        scale = self._slab_scale(num_data)
+        scale = self._slab_scale
         return 0.5 * scale * (self._trained_keep(name) * value.square()).sum() if scale else None
 
-    def _slab_scale(self, num_data: int) -> float:
+    @property
+    def _slab_scale(self) -> float:
         """1 / (slab^2 N); 0 without a slab."""
-        return 0.0 if self.method.slab is None else 1.0 / (self.method.slab**2 * num_data)
+        return 0.0 if self.method.slab is None else 1.0 / (self.method.slab**2 * self.num_data)
 
     def _trained_keep(self, name: str) -> Tensor:
         """`keep_probability` with its gradient."""

@@ -52,7 +52,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Segment:
-    """Neighbouring replicas of a stack with one method."""
+    """Neighbouring replicas of a stack whose methods differ in numbers alone."""
 
     rows: slice
     regulariser: Regulariser
@@ -134,24 +134,20 @@ class Stack:
 
     def _segments(self) -> list[Segment]:
         segments, first = [], 0
-        for last in range(1, len(self.units) + 1):
-            methods = [unit.protocol.method for unit in self.units[first : last + 1]]
-            if last < len(self.units) and _same_segment(methods[0], methods[-1]):
+        methods = [unit.protocol.method for unit in self.units]
+        for last in range(1, len(methods) + 1):
+            if last < len(methods) and _same_segment(methods[first], methods[last]):
                 continue
             rows = slice(first, last)
-            rates = [unit.protocol.method.rate or 0.0 for unit in self.units[rows]]
-            segments.append(
-                Segment(
-                    rows,
-                    KINDS[methods[0].kind](
-                        methods[0],
-                        torch.tensor(rates, device=self.device, dtype=self.dtype),
-                        self.replicas[rows],
-                        self.shape.dense,
-                        self.protocol.root_seed,
-                    ),
-                )
+            regulariser = KINDS[methods[first].kind](
+                methods[rows],
+                self.replicas[rows],
+                self.shape.dense,
+                len(self.examples.rows),
+                self.protocol.root_seed,
+                self.dtype,
             )
+            segments.append(Segment(rows, regulariser))
             first = last
         return segments
 
@@ -178,10 +174,8 @@ class Stack:
         return self.loss_sum / sum(self.batches)
 
     def _begin_epoch(self) -> None:
-        """A graph holds the numbers it was captured with: where one has changed, it is captured anew."""
-        changed = [segment.regulariser.begin_epoch(self.epoch) for segment in self.segments]
-        if any(changed):
-            self._graph = None
+        for segment in self.segments:
+            segment.regulariser.begin_epoch(self.epoch)
 
     def shuffle(self) -> None:
         """Draw the order of examples of the epoch that comes."""
@@ -241,8 +235,7 @@ class Stack:
                     for p in range(regulariser.passes)
                 ]
                 rewards.append(torch.stack(passes))  # (P, R)
-                count = len(self.examples.rows)
-                slabs += [regulariser.slab_loss(n, v, count) for n, v in (("weight", weight), ("bias", bias))]
+                slabs += [regulariser.slab_loss(n, v) for n, v in (("weight", weight), ("bias", bias))]
             mean_rewards = torch.cat([r.mean(0) for r in rewards])
             loss = sum((slab for slab in slabs if slab is not None), start=-mean_rewards.sum())
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
@@ -259,7 +252,7 @@ class Stack:
             if regulariser.needs_mean_network:
                 logits = self.predict_segment(segment, inputs[segment.rows])
                 mean_reward = log_likelihoods(logits, labels[segment.rows]).mean(1)
-            added = regulariser.gradients(rewards[number].detach(), mean_reward, len(self.examples.rows))
+            added = regulariser.gradients(rewards[number].detach(), mean_reward)
             for name, value in added.items():
                 key = f"segment{number}.{name}"
                 gradients[key] = gradients[key] + value if key in gradients else value
@@ -325,8 +318,12 @@ class Stack:
 
 
 def _same_segment(one: Method, other: Method) -> bool:
-    """Whether replicas of both methods can share a segment of the stack: all but the rate agrees."""
-    return replace(one, rate=None) == replace(other, rate=None)
+    """Whether replicas of both methods can share a segment: all agrees but what a regulariser holds by replica."""
+
+    def shared(method: Method) -> Method:
+        return replace(method, rate=None, logit_step=1.0, kl_weight=1.0, kl_warmup=0, freeze_after=None)
+
+    return shared(one) == shared(other)
 
 
 def _check(units: Sequence[Unit]) -> None:

@@ -44,7 +44,7 @@ def score_kernel(  # type: ignore[no-untyped-def]
     logit_ptr,
     mask_ptr,
     coefficient_ptr,
-    kl_scale,
+    kl_scale_ptr,
     gradient_ptr,
     partial_ptr,
     count,
@@ -68,7 +68,7 @@ def score_kernel(  # type: ignore[no-untyped-def]
     large = 1.0 / (1.0 + decay)
     small = decay * large
     t = tanh_of_half(size, decay, large)
-    gradient = kl_scale * uniform_slope(logit, small, large, t, s5, s4, s3, s2, s1, s0)
+    gradient = tl.load(kl_scale_ptr + row) * uniform_slope(logit, small, large, t, s5, s4, s3, s2, s1, s0)
     score = tl.load(mask_ptr + offsets, mask=inside, other=0).to(tl.float32) - tl.where(logit < 0, small, large)
     gradient -= tl.load(coefficient_ptr + row) * score
     tl.store(gradient_ptr + offsets, gradient, mask=inside)

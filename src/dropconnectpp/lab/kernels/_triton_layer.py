@@ -263,11 +263,11 @@ def gate_kernel(  # type: ignore[no-untyped-def]
     weight_ptr,
     coefficient_ptr,
     gate_size_ptr,
+    kl_scale_ptr,
     partial_ptr,
     replica_ptr,
     step_ptr,
     seed,
-    kl_scale,
     slab_scale,
     prior_alpha,
     prior_beta,
@@ -318,7 +318,7 @@ def gate_kernel(  # type: ignore[no-untyped-def]
         keep,
         likelihood,
         weight,
-        kl_scale,
+        tl.load(kl_scale_ptr + row),
         slab_scale,
         prior_alpha,
         prior_beta,
@@ -357,10 +357,10 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     keep_ptr,
     size_ptr,
     gate_size_ptr,
+    kl_scale_ptr,
     replica_ptr,
     step_ptr,
     seed,
-    kl_scale,
     slab_scale,
     prior_alpha,
     prior_beta,
@@ -408,6 +408,7 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         size = tl.load(size_ptr + row)
         if GATE == 3:
             gate_size = tl.load(gate_size_ptr + row)
+            kl_scale = tl.load(kl_scale_ptr + row)
     if BY_X:
         by_x = tl.zeros((BLOCK_B, BLOCK_I), tl.float32)
         if UPDATE:

@@ -24,6 +24,11 @@ def usable(*tensors: Tensor) -> bool:
     )
 
 
+def beside(values: Tensor, tensor: Tensor) -> Tensor:
+    """One number a replica, (R,), so that it multiplies (R, ...)."""
+    return values.view(-1, *[1] * (tensor.ndim - 1))
+
+
 # ----------------------------------------------------------------------------------------------- masks
 
 
@@ -54,21 +59,21 @@ def draw_masks(stream: Stream, keep: Tensor, replicas: Tensor, step: Tensor | in
 # --------------------------------------------------------------------------- the posterior's gradient
 
 
-def score_pass(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_scale: float) -> tuple[Tensor, Tensor]:
+def score_pass(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_scale: Tensor) -> tuple[Tensor, Tensor]:
     """Gradient of kl_scale KL - c (z - pi~) by the logits, for alpha = beta = 1 at the best q(pi), and sum (z - pi~)^2.
 
-    logit and mask are (R, ...), coefficient (R,); the sums are (R,).
+    logit and mask are (R, ...), coefficient and kl_scale (R,); the sums are (R,).
     """
     if usable(logit) and mask.is_contiguous():
         return _score_pass_by_kernel(logit, mask, coefficient, kl_scale)
     _, slope = functional.collapsed_kl(logit, 1.0, 1.0, value=False)
     assert slope is not None
     score = functional.bernoulli_score(mask, logit)
-    gradient = slope * kl_scale - coefficient.view(-1, *[1] * (logit.ndim - 1)) * score
+    gradient = slope * beside(kl_scale, logit) - beside(coefficient, logit) * score
     return gradient, score.square().flatten(1).sum(1)
 
 
-def _score_pass_by_kernel(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_scale: float) -> tuple[Tensor, Tensor]:
+def _score_pass_by_kernel(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_scale: Tensor) -> tuple[Tensor, Tensor]:
     count = logit[0].numel()
     programs = -(-count // BLOCK)
     gradient = torch.empty_like(logit)
@@ -77,7 +82,7 @@ def _score_pass_by_kernel(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_s
         logit,
         mask.view(torch.uint8),
         coefficient.float().contiguous(),
-        kl_scale,
+        kl_scale.float().contiguous(),
         gradient,
         partial,
         count,

@@ -18,7 +18,7 @@ from dropconnectpp import functional
 from dropconnectpp.errors import ArgumentError, check_count
 from dropconnectpp.lab.kernels.adagrad import adagrad_all_
 from dropconnectpp.lab.kernels.compiled import compiled
-from dropconnectpp.lab.kernels.dense import draw_masks
+from dropconnectpp.lab.kernels.dense import beside, draw_masks
 from dropconnectpp.lab.streams import Stream
 
 # Largest tiles, and how they are launched. None may depend on R, so that these sums have one order in every stack.
@@ -56,16 +56,16 @@ class FixedGate:
 class LearnedGate:
     """z = [u < sigmoid(logit)], logit (R, O, I): DropConnect++. Of the ``samples`` masks, l is draw l of the stream.
 
-    ``coefficient`` (L, R) is what a sample's score is weighted by, for kind "score" going backward. ``alpha`` and
-    ``beta`` are the raw parameters of a free q(pi), which `functional.positive` maps; None stands for the best q(pi).
-    The loss has a term slab_scale pi~ W^2 / 2 for every synapse, with the weight before the step.
+    The KL is weighted by ``kl_scale`` (R,), and for kind "score" going backward a sample's score by ``coefficient``
+    (L, R). ``alpha`` and ``beta`` are the raw parameters of a free q(pi), which `functional.positive` maps; None stands
+    for the best q(pi). The loss has a term slab_scale pi~ W^2 / 2 for every synapse, with the weight before the step.
     """
 
     logit: Tensor
     stream: Stream
+    kl_scale: Tensor
     kind: Kind = "score"
     coefficient: Tensor | None = None
-    kl_scale: float = 0.0
     alpha: Tensor | None = None
     beta: Tensor | None = None
     prior_alpha: float = 1.0
@@ -77,6 +77,8 @@ class LearnedGate:
         check_count("samples", self.samples)
         if self.kind not in ("score", "straight-through"):
             raise ArgumentError(f"kind must be 'score' or 'straight-through', got {self.kind!r}.")
+        if self.kl_scale.shape != self.logit.shape[:1]:
+            raise ArgumentError(f"kl_scale must have shape ({len(self.logit)},), got {tuple(self.kl_scale.shape)}.")
         if (self.alpha is None) != (self.beta is None):
             raise ArgumentError("alpha and beta are learned together: give both or none.")
 
@@ -255,7 +257,7 @@ def _keep(gate: FixedGate | LearnedGate) -> Tensor:
 
 def _step_gate_(gate: LearnedGate, likelihood: Tensor, weight: Tensor | None, update: Adagrad) -> None:
     """Adagrad on the logit and a free q(pi): the KL's slopes, the likelihood's gradient by the logit, the slab's."""
-    logit = gate.logit
+    logit, kl_scale = gate.logit, beside(gate.kl_scale, gate.logit)
     found: dict[str, Tensor] = {}
     if gate.alpha is None or gate.beta is None:
         slope = functional.beta_bernoulli_kl_gradient(logit, gate.prior_alpha, gate.prior_beta)
@@ -263,8 +265,8 @@ def _step_gate_(gate: LearnedGate, likelihood: Tensor, weight: Tensor | None, up
         alpha, beta = functional.positive(gate.alpha), functional.positive(gate.beta)
         _, slope, *slopes = functional.learned_kl(logit, alpha, beta, gate.prior_alpha, gate.prior_beta)
         for name, raw, by in zip(("alpha", "beta"), (gate.alpha, gate.beta), slopes, strict=True):
-            found[name] = by * gate.kl_scale * torch.sigmoid(raw)
-    found["logit"] = slope * gate.kl_scale + likelihood
+            found[name] = by * kl_scale * torch.sigmoid(raw)
+    found["logit"] = slope * kl_scale + likelihood
     if gate.slab_scale:
         by_gate = 0.5 * gate.slab_scale * _given(weight)
         found["logit"] += functional.straight_through_gradient(logit, _given(weight), by_gate)
@@ -304,9 +306,9 @@ def _backward_by_kernel_(
         _row(gate.keep) if isinstance(gate, FixedGate) else None,
         _row(update.sizes),
         _row(update.gate_sizes),
+        _row(learned.kl_scale) if learned else None,
         *_address(x, replicas, step),
         0 if isinstance(gate, OpenGate) else gate.stream.seed,
-        learned.kl_scale if learned else 0.0,
         0.0 if isinstance(gate, OpenGate) else gate.slab_scale,
         learned.prior_alpha if learned else 1.0,
         learned.prior_beta if learned else 1.0,
@@ -361,7 +363,7 @@ def _update_gate_(gate: LearnedGate, masks: Iterable[Tensor], update: Adagrad, w
     likelihood, squared = torch.zeros_like(gate.logit), []
     for coefficient, mask in zip(_given(gate.coefficient), masks, strict=True):
         score = functional.bernoulli_score(mask, gate.logit)
-        likelihood -= coefficient.view(-1, *[1] * (score.ndim - 1)) * score
+        likelihood -= beside(coefficient, score) * score
         squared.append(score.square().flatten(1).sum(1))
     _step_gate_(gate, likelihood, weight, update)
     return torch.stack(squared)
@@ -384,10 +386,10 @@ def _gate_by_kernel_(
         weight if gate.slab_scale else None,
         _row(gate.coefficient),
         _row(update.gate_sizes),
+        _row(gate.kl_scale),
         partial,
         *_address(gate.logit, replicas, step),
         gate.stream.seed,
-        gate.kl_scale,
         gate.slab_scale,
         gate.prior_alpha,
         gate.prior_beta,
