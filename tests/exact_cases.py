@@ -102,6 +102,7 @@ class Case:
     num_samples: int = 1
     training: bool = True
     kl_weight: float = 1.0
+    kl_weights: tuple[float, ...] = ()  # each masked layer's own
     likelihood: Callable[..., Tensor] = dcpp.categorical
     masks: tuple[str, str] = ("batch", "batch")  # of each masked layer, where the estimators are several
     pruned: bool = False  # the first layer's first weight and last bias
@@ -114,6 +115,8 @@ class Case:
         self.model = make(estimator="bbvi" if several else self.estimator, **self.options).double()
         self.plain = make_plain().double()
         layers = masked_layers(self.model).values()
+        for layer, weight in zip(layers, self.kl_weights, strict=True) if self.kl_weights else ():
+            layer.kl_weight = weight
         for layer, estimator, mask in zip(layers, self.estimator, self.masks, strict=True) if several else ():
             layer.estimator, layer.mask = resolve(estimator), mask
         if self.pruned:
@@ -179,11 +182,12 @@ class Case:
             total = total + q * self.log_likelihood(gates)
         return total
 
-    def kl(self) -> Tensor:
+    def kl(self, weighted: bool = False) -> Tensor:
         total = torch.zeros((), dtype=torch.float64)
         for _, layer, name in self.synapses():
             pi = torch.sigmoid(layer.logit(name))
             kept = 1 if layer.kept(name) is None else layer.kept(name)
+            kept = kept * (layer.kl_weight if weighted else 1.0)
             if layer.hyper == "learned":
                 a, b = (F.softplus(getattr(layer, f"{name}_{s}")) for s in ("alpha", "beta"))
             else:
@@ -195,7 +199,7 @@ class Case:
         return total
 
     def exact_loss(self) -> Tensor:
-        return -self.expected_log_likelihood() + self.kl_weight / NUM_DATA * self.kl()
+        return -self.expected_log_likelihood() + self.kl_weight / NUM_DATA * self.kl(weighted=True)
 
     # ------------------------------------------------------------------------- every possible draw
 
@@ -225,6 +229,7 @@ class Case:
             probability = math.prod(p for p, _ in samples)
             terms, gradients = self.run([masks for _, passes in samples for masks in passes])
             torch.testing.assert_close(terms.loss, -terms.elbo / NUM_DATA, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(terms.kl, self.kl().detach(), rtol=1e-10, atol=1e-10)
             value += probability * terms.elbo
             for name, gradient in gradients.items():
                 total[name] += probability * gradient

@@ -27,9 +27,16 @@ PLAIN_CASES = [("running", "batch"), ("straight-through", "example"), ("local", 
 WAYS = ("DDP(ELBO)", "ELBO(DDP)")
 
 
+def start(name: str, mask: str) -> nn.Sequential:
+    """Two layers whose KL counts differently."""
+    model = make(name, mask)
+    model[0].kl_weight = 0.3
+    return model
+
+
 def wrap(way: str, name: str, mask: str, generator: torch.Generator | None = None) -> tuple[nn.Module, Any]:
     """The module to call and the model with the parameters."""
-    model = make(name, mask)
+    model = start(name, mask)
     if way == "DDP(ELBO)":
         return DistributedDataParallel(dcpp.ELBO(model, dcpp.categorical, 30, generator=generator)), model
     return dcpp.ELBO(DistributedDataParallel(model), dcpp.categorical, 30, generator=generator), model
@@ -65,7 +72,7 @@ def against_single_process(rank: int, name: str, mask: str) -> dict[str, Any]:
         bound, model = wrap(way, name, mask, torch.Generator().manual_seed(rank))
         bound(X[part], target=Y[part]).loss.backward()
         found[way] = grads(model)
-    model = make(name, mask)
+    model = start(name, mask)
     alone = dcpp.ELBO(model, dcpp.categorical, 30, generator=torch.Generator().manual_seed(rank))
     alone(X[part], target=Y[part]).loss.backward()
     found["alone"] = grads(model)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import dropconnectpp as dcpp
+from dropconnectpp.errors import ArgumentError
 from dropconnectpp.estimators import BBVI
 from elbo_cases import ESTIMATORS, X, Y, bound, each_estimator, each_mask, gradients, make, samples_for
 
@@ -207,6 +208,13 @@ def test_shared_parameters_have_one_mask_and_count_once(name: str) -> None:
         assert torch.equal(first, second)
 
 
+def test_layers_that_share_a_posterior_need_one_estimator() -> None:
+    model = tied("straight-through")
+    model[2].estimator = BBVI()
+    with pytest.raises(ArgumentError, match="'0' and '2' share a posterior and need one estimator"):
+        bound(model)
+
+
 # ------------------------------------------------------------------------------ parameter groups
 
 
@@ -240,6 +248,40 @@ def test_parameter_groups_leave_out_empty_ones_and_default_to_one_step_size() ->
     assert dcpp.parameter_groups(layer, lr=0.1) == []
     layer.weight_probability.requires_grad_(True)
     assert [group["name"] for group in dcpp.parameter_groups(layer, lr=0.1)] == ["posterior"]
+
+
+def test_each_logit_step_has_a_group_in_order_of_appearance() -> None:
+    model = nn.Sequential(
+        *(dcpp.DropConnectPPLinear(3, 3, logit_step=step) for step in (2.0, 1.0, 2.0)), nn.Linear(3, 1)
+    )
+    model[1].bias_logit.requires_grad_(False)
+    names = {id(p): key for key, p in model.named_parameters()}
+    groups = dcpp.parameter_groups(model, lr=0.1, weight_decay=0.3)
+    assert [(g["name"], g["lr"], g["weight_decay"]) for g in groups] == [
+        ("weights", 0.1, 0.3),
+        ("posterior", 0.2, 0.0),
+        ("posterior", 0.1, 0.0),
+    ]
+    assert [[names[id(p)] for p in group["params"]] for group in groups[1:]] == [
+        ["0.weight_logit", "0.bias_logit", "2.weight_logit", "2.bias_logit"],
+        ["1.weight_logit"],
+    ]
+    torch.optim.Adam(groups)  # no parameter in two of them
+    overridden = dcpp.parameter_groups(model, lr=0.1, logit_lr=0.7)
+    assert [(g["name"], g["lr"], len(g["params"])) for g in overridden] == [("weights", 0.1, 8), ("posterior", 0.7, 5)]
+
+
+def test_a_logit_step_covers_beta_parameters_and_the_first_layers_counts_where_they_are_shared() -> None:
+    layer = dcpp.DropConnectPPLinear(3, 2, hyper="learned", logit_step=0.5)
+    assert [(g["lr"], len(g["params"])) for g in dcpp.parameter_groups(layer, lr=0.1)] == [(0.1, 2), (0.05, 6)]
+    model = nn.Sequential(*(dcpp.DropConnectPPLinear(3, 3, bias=False, logit_step=step) for step in (3.0, 5.0)))
+    model[1].weight, model[1].weight_logit = model[0].weight, model[0].weight_logit
+    assert [(g["lr"], len(g["params"])) for g in dcpp.parameter_groups(model, lr=1.0)] == [(1.0, 1), (3.0, 1)]
+
+
+def test_parameter_groups_take_a_step_size_that_is_a_tensor() -> None:
+    lr = torch.tensor(0.1)
+    assert [g["lr"] is lr for g in dcpp.parameter_groups(dcpp.DropConnectPPLinear(2, 2), lr=lr)] == [True, True]
 
 
 def test_adamw_decays_weights_alone() -> None:

@@ -41,7 +41,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "conv2d, eval, prior": {"network": "conv2d", "training": False, "options": {"alpha": 0.5, "beta": 3.0}},
     "conv2d, learned": {"network": "conv2d", "options": {"hyper": "learned"}},
     "two layers": {"network": "two layers", "kl_weight": 0.3, "options": {"alpha": 2.0} | DIRECT},
+    "two layers, a KL weight each": {"network": "two layers", "kl_weight": 0.5, "kl_weights": (0.2, 3.0)},
+    "two layers, a KL weight each, learned": {"network": "two layers", "kl_weights": (2.5, 0.0), "options": LEARNED},
     "tied": {"network": "tied"},
+    "tied, the first layer's KL weight": {"network": "tied", "kl_weights": (0.2, 3.0)},
     "pruned": {"network": "linear", "pruned": True},
     "pruned, eval, learned, probability": {
         "network": "linear",
@@ -143,12 +146,13 @@ def printed_loss(case: Case, masks: dict[str, Tensor], varpi: Tensor, generator:
         heads, tails = (torch._standard_gamma(v.detach(), generator=generator) for v in (a, b))
         score = score + Bernoulli(layer.keep_probability(name)).log_prob(masks[keys[0]].double()).sum()
         score = score + Beta(a, b).log_prob(heads / (heads + tails)).sum()
-    return -case.log_likelihood(masks) + case.kl_weight / NUM_DATA * case.kl() + varpi * score
+    return -case.log_likelihood(masks) + case.kl_weight / NUM_DATA * case.kl(weighted=True) + varpi * score
 
 
 @pytest.mark.parametrize("baseline", ["running", "same-sample"])
-def test_eq16_is_the_printed_gradient_for_one_sample(baseline):
-    case = Case("three gates", Eq16(baseline=baseline), kl_weight=2.0, options=LEARNED)
+@pytest.mark.parametrize("own", [1.0, 0.3])
+def test_eq16_is_the_printed_gradient_for_one_sample(baseline, own):
+    case = Case("three gates", Eq16(baseline=baseline), kl_weight=2.0, kl_weights=(own,), options=LEARNED)
     case.elbo.generator = torch.Generator()
     for _, (masks,) in case.draws():
         case.elbo.generator.manual_seed(3)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -42,6 +44,7 @@ def same_state(a: nn.Module, b: nn.Module) -> bool:
         {"parameterisation": "probability", "mask": "example"},
         {"estimator": dcpp.estimators.BBVI(baseline="mean-network"), "activation": nn.ReLU()},
         {"activation": torch.tanh, "keep_probability": 0.9},
+        {"kl_weight": 0.25, "logit_step": 4.0},
     ],
 )
 def test_a_saved_model_loads_into_the_plain_architecture(tmp_path: Path, options: dict[str, Any]) -> None:
@@ -65,6 +68,26 @@ def test_a_saved_model_loads_into_a_converted_one(tmp_path: Path) -> None:
     target = dcpp.convert(plain_network())
     assert dcpp.load(tmp_path / "m", target) is target
     assert same_state(model, target)
+
+
+def test_a_file_from_before_the_weights_and_steps_has_them_at_one(tmp_path: Path) -> None:
+    model = trained_network()
+    dcpp.save(model, tmp_path / "m")
+    with safe_open(tmp_path / "m", framework="pt") as file:
+        metadata = file.metadata()
+    layers = json.loads(metadata["layers"])
+    for described in layers.values():
+        assert described["options"].pop("kl_weight") == described["options"].pop("logit_step") == 1.0
+    save_file(load_file(tmp_path / "m"), tmp_path / "old", metadata=metadata | {"layers": json.dumps(layers)})
+    loaded = dcpp.load(tmp_path / "old", plain_network())
+    assert same_state(model, loaded)
+    assert [(loaded[i].kl_weight, loaded[i].logit_step) for i in (0, 4)] == [(1.0, 1.0)] * 2
+
+
+def test_a_converted_model_keeps_its_own_weight_and_step(tmp_path: Path) -> None:
+    dcpp.save(trained_network(kl_weight=0.25, logit_step=4.0), tmp_path / "m")
+    target = dcpp.load(tmp_path / "m", dcpp.convert(plain_network(), kl_weight=0.5))
+    assert [(target[i].kl_weight, target[i].logit_step) for i in (0, 4)] == [(0.5, 1.0)] * 2
 
 
 def test_pruning_is_saved_and_an_unpruned_file_undoes_it(tmp_path: Path) -> None:

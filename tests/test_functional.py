@@ -137,10 +137,14 @@ def test_collapsed_kl_and_slope_to_rounding(alpha, beta, dtype):
         eps = {torch.float32: 8, torch.float64: 32}[dtype] * torch.finfo(dtype).eps
         torch.testing.assert_close(value.double(), exact, rtol=eps, atol=0)
         torch.testing.assert_close(slope.double(), exact_slope, rtol=eps, atol=1e-35)  # 0 at logit 0
-    else:  # log Gamma of a large prior cancels
-        rounding = torch.finfo(dtype).eps if dtype == torch.float32 else 0.0
-        torch.testing.assert_close(value.double(), exact, rtol=rounding, atol=2e-11)
-        torch.testing.assert_close(slope.double(), exact_slope, rtol=rounding, atol=1e-13)
+    elif dtype == torch.float64:  # log Gamma of a large prior cancels
+        torch.testing.assert_close(value.double(), exact, rtol=0, atol=2e-11)
+        torch.testing.assert_close(slope.double(), exact_slope, rtol=0, atol=1e-13)
+    else:
+        atol = 0.0 if functional.prior_value_polynomial(alpha, beta) is None else functional.PRIOR_ERROR
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(value.double(), exact, rtol=eps, atol=atol + 2e-11)
+        torch.testing.assert_close(slope.double(), exact_slope, rtol=eps, atol=atol / 4 + 1e-13)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +168,72 @@ def test_a_prior_with_a_pole_near_has_no_polynomial():
     assert functional.prior_polynomial(1.0, 1.0)[1] == functional.SLOPE_POLYNOMIAL[torch.float32]
     for prior in ((0.3, 1.0), (1.0, 0.3), (0.1, 0.1)):
         assert functional.prior_polynomial(*prior) is None
+
+
+SKEWED = [(1.0, 9.0), (10.0, 90.0), (0.5, 0.5), (3.0, 1.0), (2.0, 98.0), (1000.0, 1000.0)]
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [*SKEWED, (1e16, 1e16)])
+def test_the_value_polynomial_of_a_prior_gives_the_value(alpha, beta):
+    t = torch.tanh(torch.tensor(LOGITS, dtype=torch.float64) / 2)
+    even, odd = functional.prior_value_polynomial(alpha, beta)
+    assert len(even) == len(odd) == 6
+    assert any(odd) == (alpha != beta)
+    parts = [sum(c * t.square() ** (5 - k) for k, c in enumerate(part)) for part in (even, odd)]
+
+    def log_beta(a, b):
+        return mpmath.loggamma(a) + mpmath.loggamma(b) - mpmath.loggamma(mpmath.mpf(a) + b)
+
+    pis = [exact_pi(v) for v in LOGITS]
+    exact = to_float64(log_beta(alpha, beta) - log_beta(alpha + pi, beta + rest) for pi, rest in pis)
+    torch.testing.assert_close(parts[0] + t * parts[1], exact, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), SKEWED)
+def test_float32_by_polynomials_is_float64_by_gamma_functions(alpha, beta):
+    sizes = torch.cat([torch.logspace(-8, 1, 500), torch.linspace(0, 30, 5001), torch.tensor([100.0, 800.0])])
+    logit = torch.cat([sizes, -sizes])
+    value, slope = functional.collapsed_kl(logit, alpha, beta)
+    exact, exact_slope = functional.collapsed_kl(logit.double(), alpha, beta)
+    torch.testing.assert_close(value.double(), exact, rtol=2e-7, atol=functional.PRIOR_ERROR / 2)
+    torch.testing.assert_close(slope.double(), exact_slope, rtol=2e-7, atol=functional.PRIOR_ERROR / 2)
+    assert value.min() > -1e-6
+    far = logit.abs() == 30.0  # a vanishing slope keeps its digits
+    torch.testing.assert_close(slope[far].double(), exact_slope[far], rtol=1e-6, atol=0)
+    assert (slope[logit.abs() == 800.0] == 0).all()
+    found = functional.beta_bernoulli_kl(logit.requires_grad_(), alpha, beta)
+    assert torch.equal(found, value)
+    assert torch.equal(torch.autograd.grad(found.sum(), logit)[0], slope)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(2.0, 0.7), (0.3, 1.0)])  # with polynomials and without
+def test_float32_under_transforms(alpha, beta):
+    functional.prior_polynomial.cache_clear()
+    functional.prior_value_polynomial.cache_clear()
+    rows = torch.linspace(-6, 6, 12).view(3, 4)
+
+    def total(v):
+        return functional.beta_bernoulli_kl(v, alpha, beta).sum()
+
+    slope = torch.vmap(torch.func.grad(total))(rows)
+    torch.testing.assert_close(slope, functional.beta_bernoulli_kl_gradient(rows, alpha, beta), rtol=0, atol=1e-7)
+    compiled = torch.compile(total, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(rows), total(rows), rtol=1e-6, atol=0)
+
+
+def test_a_prior_without_polynomials_keeps_the_gamma_functions():
+    assert functional.prior_value_polynomial(0.3, 1.0) is None
+    logit = torch.linspace(-5, 5, 11)
+    for ours, exact in zip(
+        functional.collapsed_kl(logit, 0.3, 1.0), functional.collapsed_kl(logit.double(), 0.3, 1.0), strict=True
+    ):
+        assert torch.equal(ours, exact.float())
+
+
+@given(st.floats(min_value=1e-3, max_value=1e17))
+def test_digamma_of_the_fit(x):
+    found = float(functional._digamma(torch.tensor([x], dtype=torch.float64).numpy())[0])
+    assert found == pytest.approx(float(mpmath.psi(0, mpmath.mpf(x))), rel=1e-14, abs=1e-14)
 
 
 def test_known_values_of_the_uniform_prior():

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import dropconnectpp as dcpp
-from dropconnectpp import functional, gating, streaming
+from dropconnectpp import functional, fused, gating, streaming
 
 
 @pytest.fixture(autouse=True)
@@ -73,18 +73,23 @@ def test_a_layers_gradients_are_those_of_plain_torch(estimator: str, shape: tupl
         assert torch.allclose(ours, theirs, atol=1e-14)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("dtype", "prior"),
+    [(torch.float64, (1.0, 1.0))] + [(torch.float32, p) for p in [(1.0, 1.0), (1.0, 9.0), (0.5, 0.5), (2.0, 98.0)]],
+)
 @pytest.mark.parametrize("count", [1, 64, 333])
 @pytest.mark.parametrize("mirrored", [False, True])
-def test_the_streamed_pass_is_its_definition(dtype: torch.dtype, count: int, mirrored: bool) -> None:
+def test_the_streamed_pass_is_its_definition(
+    dtype: torch.dtype, count: int, mirrored: bool, prior: tuple[float, float]
+) -> None:
     logit = 4 * torch.randn(count, dtype=dtype)
     masks = [torch.rand(count) < 0.5 for _ in range(2)]
     mirrors = [torch.rand(count) < 0.5 for _ in range(2)] if mirrored else []
     coefficients = torch.tensor([0.7, -1.3], dtype=dtype)
-    terms = streaming.Terms(0.3, masks, mirrors, coefficients, None)
+    terms = streaming.Terms(0.3, masks, mirrors, coefficients, None, prior)
     kl, squared, gradient = streaming.posterior_pass(logit, terms, gradient=True)
     wide = logit.double()
-    value, slope = functional.collapsed_kl(wide, 1.0, 1.0)
+    value, slope = functional.collapsed_kl(wide, *prior)
     expected = 0.3 * slope
     for index, mask in enumerate(masks):
         c = coefficients[index].double()
@@ -95,8 +100,35 @@ def test_the_streamed_pass_is_its_definition(dtype: torch.dtype, count: int, mir
             expected = expected - c * score
             assert close(squared[index], score.square().sum())
     assert close(kl, value.sum())
+    assert close(streaming.posterior_pass(logit, terms, gradient=False)[0], value.sum())
     assert gradient is not None
     assert close(gradient, expected)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "beta", "dtype", "streamed"),
+    [
+        (1.0, 1.0, torch.float32, True),
+        (1.0, 1.0, torch.float64, True),
+        (2.0, 98.0, torch.float32, True),
+        (2.0, 98.0, torch.float64, False),
+        (0.3, 1.0, torch.float32, False),
+    ],
+)
+def test_a_pass_is_streamed_where_the_prior_has_polynomials(
+    alpha: float, beta: float, dtype: torch.dtype, streamed: bool
+) -> None:
+    layer = dcpp.DropConnectPPLinear(50, 4, alpha=alpha, beta=beta, dtype=dtype)
+    torch.nn.init.normal_(layer.weight_logit)
+    logit = layer.weight_logit.detach()
+    assert streaming.covers(layer, logit, None) is streamed
+    mask, coefficients = torch.rand(4, 50) < 0.5, torch.tensor([0.7], dtype=dtype)
+    found = fused.posterior_pass(layer, "weight", kl_scale=0.3, masks=[mask], coefficients=coefficients)
+    value, slope = functional.collapsed_kl(logit.double(), alpha, beta)
+    score = functional.bernoulli_score(mask, logit.double())
+    assert close(found.kl, value.sum())
+    assert close(found.squared_score, score.square().sum()[None])
+    assert close(found.gradients["weight_logit"], 0.3 * slope - 0.7 * score)
 
 
 def close(found: Tensor, expected: Tensor) -> bool:

@@ -214,7 +214,7 @@ def test_a_step_on_the_gpu_is_the_step_on_the_cpu(estimator: Any, hyper: str, nu
     options = {"estimator": estimator, "hyper": hyper, "mask": mask}
     start = torch.nn.Sequential(
         dcpp.DropConnectPPLinear(30, 20, activation=torch.nn.ReLU(), **options),
-        dcpp.DropConnectPPLinear(20, 5, **options),
+        dcpp.DropConnectPPLinear(20, 5, kl_weight=0.3, **options),
     )
     with torch.no_grad():
         for name, parameter in start.named_parameters():

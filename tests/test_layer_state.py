@@ -126,6 +126,7 @@ def test_pruning_travels_in_the_state() -> None:
     [
         dcpp.DropConnectPPLinear(3, 2, False, alpha=2.0, keep_probability=0.7, mask="example", estimator="disarm"),
         dcpp.DropConnectPPConv2d(4, 2, (3, 2), padding="same", groups=2, hyper="learned", estimator="eq16"),
+        dcpp.DropConnectPPConv2d(4, 2, 3, kl_weight=0.25, logit_step=4.0),
         dcpp.DropConnectPPConv1d(
             3, 2, 3, parameterisation="probability", estimator=dcpp.estimators.Concrete(temperature=0.3)
         ),

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     )
     from dropconnectpp.likelihoods import bernoulli, categorical, gaussian
     from dropconnectpp.prediction import Prediction, predict
+    from dropconnectpp.presets import PRESETS
     from dropconnectpp.pruning import prune
     from dropconnectpp.read_out import Posterior, posterior
 
 __all__ = [
     "ELBO",
+    "PRESETS",
     "DropConnectConv1d",
     "DropConnectConv2d",
     "DropConnectConv3d",
@@ -74,6 +76,7 @@ _MODULES = {
     "layers": tuple(name for name in __all__ if name.endswith(("Linear", "1d", "2d", "3d"))),
     "likelihoods": ("bernoulli", "categorical", "gaussian"),
     "prediction": ("Prediction", "predict"),
+    "presets": ("PRESETS",),
     "pruning": ("prune",),
     "read_out": ("Posterior", "posterior"),
 }

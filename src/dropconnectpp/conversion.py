@@ -19,6 +19,7 @@ from dropconnectpp.fixed_rate import DropConnectLayer
 from dropconnectpp.learned_rate import DropConnectPPLayer
 from dropconnectpp.masking import MaskedLayer
 from dropconnectpp.operations import construction_arguments
+from dropconnectpp.presets import preset_options
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 Pattern = str | type[nn.Module]
@@ -46,6 +47,7 @@ def convert(
     exclude: Pattern | Sequence[Pattern] = (),
     *,
     kind: str = "dropconnect++",
+    preset: str | None = None,
     inplace: bool = False,
     **options: Any,
 ) -> nn.Module:
@@ -53,7 +55,8 @@ def convert(
 
     ``include`` and ``exclude`` are module names with wildcards ("fc*", "features.0") or types
     (nn.Linear); by default every layer that can be converted is. ``options`` go to each layer
-    (estimator, hyper, mask, alpha, ...). Parameters stay the same objects, so ties, devices,
+    (estimator, hyper, mask, alpha, ...); ``preset`` names a set of them, see `PRESETS`, and what
+    ``options`` say goes before it. Parameters stay the same objects, so ties, devices,
     dtypes, requires_grad and optimiser states hold; layers that share a weight share its logits.
     ``kind="dropconnect"`` gives layers with one fixed rate instead.
 
@@ -66,6 +69,10 @@ def convert(
     DropConnectPPLinear(in_features=8, out_features=4, bias=True, hyper='optimal', mask='batch', estimator='bbvi')
     """
     table = CONVERTED[check_choice("kind", kind, CONVERTED)]
+    if preset is not None:
+        if kind != "dropconnect++":
+            raise ArgumentError(f"preset={preset!r} needs kind='dropconnect++', got {kind!r}, which learns no rate.")
+        options = preset_options(preset) | options
     model = model if inplace else copy.deepcopy(model)
     wanted, unwanted = _patterns(include), _patterns(exclude) or []
     owners = {id(child): (owner, name) for name, owner in model.named_modules() for child in owner.children()}

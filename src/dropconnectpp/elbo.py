@@ -23,7 +23,7 @@ from dropconnectpp.draws import (
     replay_in_backward,
     running,
 )
-from dropconnectpp.errors import ArgumentError, NonFiniteError, ShapeError, check_count
+from dropconnectpp.errors import ArgumentError, NonFiniteError, ShapeError, check_count, check_not_negative
 from dropconnectpp.learned_rate import DropConnectPPLayer
 from dropconnectpp.likelihoods import LogLikelihood
 from dropconnectpp.scoring import RewardedPasses, initial_moments, score_layer
@@ -37,11 +37,14 @@ class ELBOTerms:
     loss: Tensor
     """To minimise: -elbo / num_data in value, with the gradient of the layers' estimators."""
     elbo: Tensor
-    """log_likelihood - kl_weight * kl, in nats for the whole data set; no gradient."""
+    """log_likelihood - the weighted KL, in nats for the whole data set; no gradient.
+
+    Each layer's KL counts kl_weight of the ELBO times kl_weight of the layer; both are 1 by default.
+    """
     log_likelihood: Tensor
     """num_data times the mean log-likelihood of an example, averaged over samples; no gradient."""
     kl: Tensor
-    """Eq. (20) + Eq. (21) summed over all synapses, in nats; no gradient."""
+    """Eq. (20) + Eq. (21) summed over all synapses, in nats, whatever the weights; no gradient."""
     output: Any = field(repr=False)
     """The network's output for the first sample."""
 
@@ -51,7 +54,7 @@ class _Step:
     """One minibatch on its way from the draw to the terms."""
 
     samples: list[Sample]
-    pathwise_kl: list[Tensor]
+    pathwise_kl: list[tuple[DropConnectPPLayer, Tensor]]
     calls: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = field(default_factory=list)
 
     @property
@@ -77,9 +80,10 @@ class ELBO(nn.Module):
 
     ``log_likelihood(output, target) -> (B,)`` in nats; ``num_data`` is N, the size of the training
     set: the minibatch's likelihood counts N/B times, the KL once. ``num_samples`` is L.
-    ``kl_weight`` multiplies the KL and may be changed between steps. Masks come from ``generator``,
-    or from torch's own. With ``check_finite`` a loss that is not finite raises before anything is
-    changed; on a GPU that waits for the device at each step, so turn it off where that matters.
+    ``kl_weight`` multiplies the KL, on top of each layer's own ``kl_weight``, and may be changed
+    between steps; `ELBOTerms.kl` has neither. Masks come from ``generator``, or from torch's own.
+    With ``check_finite`` a loss that is not finite raises before anything is changed; on a GPU that
+    waits for the device at each step, so turn it off where that matters.
 
     >>> model = torch.nn.Sequential(dropconnectpp.DropConnectPPLinear(4, 3))
     >>> elbo = ELBO(model, dropconnectpp.categorical, num_data=100)
@@ -114,6 +118,7 @@ class ELBO(nn.Module):
         self.generator = generator
         self.check_finite = check_finite
         self._layers = masked_layers(model)
+        self._require_one_estimator()
         self._step: _Step | None = None
         self.moments = _Moments()
         for name, layer in self._posterior_layers():
@@ -128,9 +133,19 @@ class ELBO(nn.Module):
 
     @kl_weight.setter
     def kl_weight(self, value: float) -> None:
-        if not 0.0 <= float(value) < float("inf"):
-            raise ArgumentError(f"kl_weight must be a finite number of at least 0, got {value!r}.")
-        self._kl_weight = float(value)
+        self._kl_weight = check_not_negative("kl_weight", value)
+
+    def _require_one_estimator(self) -> None:
+        """A posterior that two layers share learns in one way."""
+        known: dict[Any, tuple[str, DropConnectPPLayer]] = {}
+        for name, layer in self._posterior_layers():
+            for synapse in layer.synapse_names:
+                first, other = known.setdefault(layer.tie(synapse), (name, layer))
+                if other.estimator != layer.estimator:
+                    raise ArgumentError(
+                        f"{first!r} and {name!r} share a posterior and need one estimator, "
+                        f"got {other.estimator.name!r} and {layer.estimator.name!r}."
+                    )
 
     def _posterior_layers(self) -> Iterator[tuple[str, DropConnectPPLayer]]:
         for name, layer in self._layers.items():
@@ -189,7 +204,7 @@ class ELBO(nn.Module):
         ]
         # The KL of pathwise layers enters the graph before the passes: autograd then works it out
         # last, when the masked weights are gone, and the peak of memory is lower by one tensor.
-        kl = [fused.kl_sum(layer, name) for layer, name in self._synapses() if layer.pathwise]
+        kl = [(layer, fused.kl_sum(layer, name)) for layer, name in self._synapses() if layer.pathwise]
         return _Step(samples, kl)
 
     def _synapses(self) -> Iterator[tuple[DropConnectPPLayer, str]]:
@@ -263,8 +278,8 @@ class ELBO(nn.Module):
         loss = -rewards.mean()
         log_likelihood = -self.num_data * loss.detach()
         scale = self.kl_weight / self.num_data
-        kl = [value.detach().to(loss.device) for value in step.pathwise_kl]
-        parts = [scale * value.to(loss.device) for value in step.pathwise_kl]
+        kl = [value.detach().to(loss.device) for _, value in step.pathwise_kl]
+        parts = [scale * layer.kl_weight * value.to(loss.device) for layer, value in step.pathwise_kl]
         passes = RewardedPasses(step.samples, rewards.detach(), mean)
         fresh: dict[str, Tensor] = {}
         done: set[Any] = set()
@@ -273,7 +288,7 @@ class ELBO(nn.Module):
                 continue
             prefix = f"{name.replace('.', '/') or 'model'}/"
             known = {k[len(prefix) :]: v for k, v in self.moments.named_buffers() if k.startswith(prefix)}
-            scored = score_layer(layer, passes, known, scale, self.generator, done)
+            scored = score_layer(layer, passes, known, scale * layer.kl_weight, self.generator, done)
             kl.append(scored.kl.to(loss.device))
             parts.append(scored.loss.to(loss.device))
             fresh.update({prefix + key: value for key, value in scored.moments.items()})
@@ -311,7 +326,10 @@ class ELBO(nn.Module):
 
 
 def named_kl(model: nn.Module) -> dict[str, Tensor]:
-    """The KL of each DropConnect++ layer in nats, differentiable; shared parameters count once."""
+    """The KL of each DropConnect++ layer in nats, differentiable; shared parameters count once.
+
+    It is the divergence itself, whatever the layers' ``kl_weight``.
+    """
     seen: set[Any] = set()
     result: dict[str, Tensor] = {}
     for layer_name, layer in masked_layers(model).items():
@@ -326,6 +344,8 @@ def named_kl(model: nn.Module) -> dict[str, Tensor]:
 
 def kl_divergence(model: nn.Module) -> Tensor:
     """KL of the whole model's posterior from its prior, Eq. (20) + Eq. (21), in nats, differentiable.
+
+    It is the divergence itself, whatever the layers' ``kl_weight``.
 
     >>> kl_divergence(dropconnectpp.DropConnectPPLinear(10, 10, bias=False))
     tensor(24.1564, grad_fn=<SumBackward0>)
@@ -342,24 +362,30 @@ def parameter_groups(
     """Groups for a torch optimiser: "weights", which decay, and "posterior", which never does.
 
     The posterior's group holds logits (or probabilities) and Beta parameters, at step size
-    ``logit_lr`` (default: ``lr``). Parameters that need no gradient are left out.
+    ``logit_lr``; by default at ``lr`` times their layer's ``logit_step``, with one group named
+    "posterior" for each step that occurs. Parameters that need no gradient are left out.
 
     >>> groups = parameter_groups(dropconnectpp.DropConnectPPLinear(3, 2), lr=0.01, logit_lr=0.1)
     >>> [(group["name"], group["lr"], len(group["params"])) for group in groups]
     [('weights', 0.01, 2), ('posterior', 0.1, 2)]
+    >>> model = torch.nn.Sequential(*(dropconnectpp.DropConnectPPLinear(3, 3, logit_step=s) for s in (1.0, 5.0)))
+    >>> [(group["name"], group["lr"], len(group["params"])) for group in parameter_groups(model, lr=0.01)]
+    [('weights', 0.01, 4), ('posterior', 0.01, 2), ('posterior', 0.05, 2)]
     """
-    ours = {
-        id(parameter)
-        for layer in masked_layers(model).values()
-        if isinstance(layer, DropConnectPPLayer)
-        for key, parameter in layer.named_parameters(recurse=False)
-        if key in layer.posterior_names
-    }
+    steps: dict[int, float] = {}
+    for layer in masked_layers(model).values():
+        if isinstance(layer, DropConnectPPLayer):
+            for key in layer.posterior_names:  # shared ones keep the first layer's step
+                steps.setdefault(id(getattr(layer, key)), 1.0 if logit_lr is not None else layer.logit_step)
     trained = [p for p in model.parameters() if p.requires_grad]
-    weights = [p for p in trained if id(p) not in ours]
-    posterior = [p for p in trained if id(p) in ours]
-    groups = [
-        {"name": "weights", "params": weights, "lr": lr, "weight_decay": weight_decay},
-        {"name": "posterior", "params": posterior, "lr": lr if logit_lr is None else logit_lr, "weight_decay": 0.0},
-    ]
+    weights = [p for p in trained if id(p) not in steps]
+    posterior: dict[float, list[nn.Parameter]] = {}
+    for parameter in trained:
+        if id(parameter) in steps:
+            posterior.setdefault(steps[id(parameter)], []).append(parameter)
+    base = lr if logit_lr is None else logit_lr
+    groups: list[dict[str, Any]] = [{"name": "weights", "params": weights, "lr": lr, "weight_decay": weight_decay}]
+    for step, parameters in posterior.items():
+        size = base if step == 1.0 else base * step  # a tensor stays the caller's own
+        groups.append({"name": "posterior", "params": parameters, "lr": size, "weight_decay": 0.0})
     return [group for group in groups if group["params"]]

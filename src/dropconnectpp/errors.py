@@ -41,6 +41,14 @@ def check_positive(name: str, value: float) -> float:
     return number
 
 
+def check_not_negative(name: str, value: float) -> float:
+    """Return ``value`` as a float if it is a finite number of at least zero, else raise."""
+    number = float(value)
+    if not 0.0 <= number < float("inf"):
+        raise ArgumentError(f"{name} must be a finite number of at least 0, got {value!r}.")
+    return number
+
+
 def check_probability(name: str, value: float) -> float:
     """Return ``value`` as a float if it lies strictly between 0 and 1, else raise."""
     number = float(value)

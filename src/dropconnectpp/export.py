@@ -47,7 +47,8 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
 
     ``model`` is the architecture: layers that were masked when saved are converted with the saved
     options first where they are still plain; masked ones must agree on kind, hyper-prior, hyper and
-    parameterisation. Everything is checked before anything is changed.
+    parameterisation, and keep their other options (estimator, mask, kl_weight, logit_step, ...).
+    Everything is checked before anything is changed.
     """
     state, layers = _read(Path(path))
     present = masked_layers(model)

@@ -19,6 +19,8 @@ from torch import Tensor
 PROBABILITY_MARGIN = 1e-6
 """How near to 0 and 1 a keep probability may come when it is optimised directly."""
 
+_Floats = np.ndarray[Any, np.dtype[np.float64]]
+
 
 # ------------------------------------------------------------------------------ gates and scores
 
@@ -191,14 +193,14 @@ def optimal_hyper_posterior(logit: Tensor, alpha: float, beta: float) -> tuple[T
 # where lambda_k = sum_{n>=1} (2n + 1)^-(2k+2).
 
 
-def _lambda_sums(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _lambda_sums(count: int) -> _Floats:
     odd = 2.0 * np.arange(1, 4000) + 1.0
     sums = np.array([np.sum(odd ** -(2.0 * k + 2.0)) for k in range(count)])
     sums[0], sums[1] = math.pi**2 / 8 - 1, math.pi**4 / 96 - 1  # these two converge slowly
     return sums
 
 
-def economise(series: np.ndarray[Any, np.dtype[np.float64]], degree: int) -> tuple[float, ...]:
+def economise(series: _Floats, degree: int) -> tuple[float, ...]:
     """Shorten a power series on [0, 1] by Chebyshev interpolation; highest power first."""
     nodes = np.polynomial.Chebyshev.interpolate(
         lambda s: np.polynomial.polynomial.polyval(s, series), degree, domain=[0.0, 1.0]
@@ -217,18 +219,27 @@ VALUE_POLYNOMIAL = {torch.float32: economise(VALUE_SERIES, 4), torch.float64: ec
 
 
 # Any other prior's slope needs psi(alpha + pi~) - psi(beta + 1 - pi~), which is smooth on [0, 1]: a polynomial in the
-# signed t = 2 pi~ - 1 = tanh(logit / 2). Its even part vanishes for alpha = beta.
+# signed t = 2 pi~ - 1 = tanh(logit / 2). Its even part vanishes for alpha = beta. So does the odd part of its integral,
+# the value's log B(alpha, beta) - log B(alpha + pi~, beta + 1 - pi~).
 PRIOR_DEGREE = 11
 PRIOR_ERROR = 1e-6
-"""Largest error of `prior_polynomial` on [0, 1] that is put up with."""
+"""Largest error of `prior_polynomial` and `prior_value_polynomial` on [0, 1] that is put up with."""
 
 
-def _prior_term(
-    t: np.ndarray[Any, np.dtype[np.float64]], alpha: float, beta: float
-) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _digamma(x: _Floats) -> _Floats:
+    """psi(x) for x > 0, to 1e-14: torch's own would be seen by whatever transform or mode is on."""
+    low = sum(1.0 / (x + k) for k in range(10))
+    inverse = 1.0 / (x + 10.0)
+    tail = np.polynomial.polynomial.polyval(
+        inverse**2, [0.0, 1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760]
+    )
+    found: _Floats = np.log(x + 10.0) - inverse / 2.0 - tail - low
+    return found
+
+
+def _prior_term(t: _Floats, alpha: float, beta: float) -> _Floats:
     """psi(alpha + pi~) - psi(beta + 1 - pi~) at t = 2 pi~ - 1."""
-    pi, rest = torch.from_numpy((1.0 + t) / 2.0), torch.from_numpy((1.0 - t) / 2.0)
-    return (torch.digamma(alpha + pi) - torch.digamma(beta + rest)).numpy()
+    return _digamma(alpha + (1.0 + t) / 2.0) - _digamma(beta + (1.0 - t) / 2.0)
 
 
 @cache
@@ -255,6 +266,34 @@ def prior_polynomial(alpha: float, beta: float) -> tuple[tuple[float, ...], tupl
     error = np.abs(np.polynomial.polynomial.polyval(places, power) - _prior_term(places, alpha, beta)).max()
     if error > PRIOR_ERROR:
         return None
+    return _even_and_odd(power)
+
+
+@cache
+def prior_value_polynomial(alpha: float, beta: float) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """log B(alpha, beta) - log B(alpha + pi~, beta + 1 - pi~), in the form and on the terms of `prior_polynomial`.
+
+    KL = this - H(pi~) at the best q(pi). It is made as an integral from pi~ = 0, where it is log(1 + alpha / beta): log
+    Gamma itself would cancel for a large prior.
+
+    >>> even, odd = prior_value_polynomial(1.0, 3.0)
+    >>> bool(np.isclose(sum(even) + sum(odd), np.log(4.0)))
+    True
+    """
+    if prior_polynomial(alpha, beta) is None:
+        return None
+    slope = np.polynomial.Chebyshev.interpolate(lambda t: _prior_term(t, alpha, beta), 40)
+    exact = math.log1p(alpha / beta) - slope.integ(lbnd=-1.0) / 2.0
+    power = np.polynomial.Chebyshev.interpolate(exact, PRIOR_DEGREE).convert(kind=np.polynomial.Polynomial).coef
+    power = np.pad(power, (0, PRIOR_DEGREE + 1 - len(power)))
+    if alpha == beta:
+        power[1::2] = 0.0
+    places = np.linspace(-1.0, 1.0, 2001)
+    error = np.abs(np.polynomial.polynomial.polyval(places, power) - exact(places)).max()
+    return None if error > PRIOR_ERROR else _even_and_odd(power)
+
+
+def _even_and_odd(power: np.ndarray[Any, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     even, odd = (tuple(float(c) for c in power[first::2][::-1]) for first in (0, 1))
     return even, odd
 
@@ -288,6 +327,38 @@ def _uniform_prior_kl(logit: Tensor, value: bool, slope: bool) -> tuple[Tensor |
     return kl, gradient
 
 
+def _polynomial_prior_kl(
+    logit: Tensor, alpha: float, beta: float, value: bool, slope: bool
+) -> tuple[Tensor | None, Tensor | None] | None:
+    """KL and d KL / d logit in float32, by the prior's polynomials; None where it has none."""
+    value_parts, slope_parts = prior_value_polynomial(alpha, beta), prior_polynomial(alpha, beta)
+    if value_parts is None or slope_parts is None:
+        return None
+    t = torch.tanh(0.5 * logit)
+    s = t.square()
+    size = logit.abs()
+    small = torch.sigmoid(-size)  # to full relative precision, however small
+    kl = gradient = None
+    if value:
+        kl = _skewed(value_parts, t, s).add_(torch.log1p(-small)).sub_(size * small)
+    if slope:
+        gradient = _skewed(slope_parts, t, s).neg_().add_(logit).mul_(small).mul_(1.0 - small)
+    return kl, gradient
+
+
+def _skewed(parts: tuple[tuple[float, ...], tuple[float, ...]], t: Tensor, s: Tensor) -> Tensor:
+    """even(s) + t odd(s), for s = t^2."""
+    even, odd = parts
+    if not any(odd):
+        return _horner(even, s)
+    if not any(even):
+        return _horner(odd, s).mul_(t)
+    total = (t * odd[0]).add_(even[0])
+    for slant, level in zip(odd[1:], even[1:], strict=True):
+        total.mul_(s).add_(t, alpha=slant).add_(level)
+    return total
+
+
 def _general_prior_kl(
     logit: Tensor, alpha: float, beta: float, value: bool, slope: bool
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -313,11 +384,17 @@ def collapsed_kl(
 ) -> tuple[Tensor | None, Tensor | None]:
     """`beta_bernoulli_kl` and its derivative by the logit in one go; what is not asked for is None.
 
-    The elementary form is used for alpha = beta = 1. Half precisions come back as float32.
+    The elementary form is used for alpha = beta = 1. Half precisions come back as float32. In
+    float32 other priors go by their polynomials where they have them: right to `PRIOR_ERROR`,
+    several times as fast.
     """
     logit = widen(logit)
     if alpha == 1.0 and beta == 1.0:
         return _uniform_prior_kl(logit, value, slope)
+    if logit.dtype == torch.float32 and not torch.compiler.is_compiling():  # the fit cannot be traced
+        found = _polynomial_prior_kl(logit, alpha, beta, value, slope)
+        if found is not None:
+            return found
     return _general_prior_kl(logit, alpha, beta, value, slope)
 
 
@@ -358,7 +435,7 @@ def beta_bernoulli_kl(logit: Tensor, alpha: float = 1.0, beta: float = 1.0) -> T
 
 
 def beta_bernoulli_kl_gradient(logit: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
-    """d `beta_bernoulli_kl` / d logit, to the rounding of the logits' own precision.
+    """d `beta_bernoulli_kl` / d logit, to the rounding of the logits' own precision or `PRIOR_ERROR`.
 
     >>> beta_bernoulli_kl_gradient(torch.tensor([-30.0, 0.0, 1.0]))
     tensor([-2.7137e-12,  0.0000e+00,  1.1051e-01])

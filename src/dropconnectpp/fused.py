@@ -58,7 +58,7 @@ def posterior_pass(
     if kernels.covers(layer, gate, kept, masks, mirrored, likelihood):
         return _by_kernel(gate, f"{name}_logit", kl_scale, masks, coefficients, wanted)
     if streaming.covers(layer, gate, kept):
-        terms = streaming.Terms(float(kl_scale), masks, mirrored, coefficients, likelihood)
+        terms = streaming.Terms(float(kl_scale), masks, mirrored, coefficients, likelihood, (layer.alpha, layer.beta))
         kl, squared, gradient = streaming.posterior_pass(gate, terms, bool(wanted))
         return Pass(kl, squared, {} if gradient is None else {wanted[0]: gradient})
     outputs = {key: torch.empty_like(gate, memory_format=torch.contiguous_format) for key in wanted}

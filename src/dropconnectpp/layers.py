@@ -31,6 +31,11 @@ class DropConnectPPLinear(DropConnectPPLayer, LinearOperation):
     per minibatch. ``estimator`` is a name or an instance, see `dropconnectpp.estimators`.
     ``parameterisation`` says whether pi~ or its log-odds is optimised.
 
+    ``kl_weight`` multiplies this layer's KL in the loss, on top of `ELBO`'s own: below 1 a
+    connection's price is lower and the noise stays as it is (a tempered ELBO). ``logit_step`` is
+    the posterior's step size as a multiple of the weights'. `parameter_groups` applies it; it does
+    nothing for an optimiser whose groups you build yourself.
+
     >>> layer = DropConnectPPLinear(4096, 64, activation=torch.nn.ReLU())
     >>> layer(torch.randn(128, 4096)).shape
     torch.Size([128, 64])
@@ -50,6 +55,8 @@ class DropConnectPPLinear(DropConnectPPLayer, LinearOperation):
         mask: str = "batch",
         estimator: str | Estimator | dict[str, Any] = "bbvi",
         parameterisation: str = "logit",
+        kl_weight: float = 1.0,
+        logit_step: float = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -57,7 +64,9 @@ class DropConnectPPLinear(DropConnectPPLayer, LinearOperation):
         factory = {"device": device, "dtype": dtype}
         self.in_features, self.out_features = in_features, out_features
         self._set_up(torch.Size((out_features, in_features)), bias, activation, mask, factory)
-        self._set_up_posterior(alpha, beta, keep_probability, hyper, estimator, parameterisation, factory)
+        self._set_up_posterior(
+            alpha, beta, keep_probability, hyper, estimator, parameterisation, kl_weight, logit_step, factory
+        )
 
 
 class DropConnectLinear(DropConnectLayer, LinearOperation):
@@ -108,6 +117,8 @@ class _DropConnectPPConv(DropConnectPPLayer, ConvOperation):
         mask: str = "batch",
         estimator: str | Estimator | dict[str, Any] = "bbvi",
         parameterisation: str = "logit",
+        kl_weight: float = 1.0,
+        logit_step: float = 1.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -116,7 +127,9 @@ class _DropConnectPPConv(DropConnectPPLayer, ConvOperation):
         geometry = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups)
         shape = self.adopt_geometry(*geometry, padding_mode=padding_mode)
         self._set_up(shape, bias, activation, mask, factory)
-        self._set_up_posterior(alpha, beta, keep_probability, hyper, estimator, parameterisation, factory)
+        self._set_up_posterior(
+            alpha, beta, keep_probability, hyper, estimator, parameterisation, kl_weight, logit_step, factory
+        )
 
 
 class _DropConnectConv(DropConnectLayer, ConvOperation):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dropconnectpp import functional, gating
 from dropconnectpp.draws import transformed
-from dropconnectpp.errors import check_choice, check_positive, check_probability
+from dropconnectpp.errors import check_choice, check_not_negative, check_positive, check_probability
 from dropconnectpp.estimators import Concrete, Estimator, StraightThrough, resolve
 from dropconnectpp.masking import MaskedLayer
 
@@ -22,7 +22,15 @@ class DropConnectPPLayer(MaskedLayer):
     Parameters: `weight`, `bias`; `weight_logit`, `bias_logit` (or `weight_probability`,
     `bias_probability`, which optimise pi~ itself and are kept inside (0, 1)); and with
     hyper="learned" `weight_alpha`, `weight_beta`, `bias_alpha`, `bias_beta` behind a softplus.
+
+    `kl_weight` and `logit_step` may be changed between steps. Layers that share a parameter's
+    posterior count once in the loss: by the weight and step of the first of them.
     """
+
+    kl_weight: float = 1.0
+    """What multiplies this layer's KL in the loss, on top of the ELBO's own weight."""
+    logit_step: float = 1.0
+    """The posterior's step size as a multiple of the weights': for `dropconnectpp.parameter_groups`."""
 
     def _set_up_posterior(
         self,
@@ -32,6 +40,8 @@ class DropConnectPPLayer(MaskedLayer):
         hyper: str,
         estimator: str | Estimator | dict[str, Any],
         parameterisation: str,
+        kl_weight: float,
+        logit_step: float,
         factory: dict[str, Any],
     ) -> None:
         self.alpha = check_positive("alpha", alpha)
@@ -39,6 +49,8 @@ class DropConnectPPLayer(MaskedLayer):
         self.initial_keep_probability = check_probability("keep_probability", keep_probability)
         self.hyper = check_choice("hyper", hyper, ("optimal", "learned"))
         self.parameterisation = check_choice("parameterisation", parameterisation, ("logit", "probability"))
+        self.kl_weight = check_not_negative("kl_weight", kl_weight)
+        self.logit_step = check_positive("logit_step", logit_step)
         self.estimator = resolve(estimator)
         self.estimator.check(hyper=self.hyper)
         for name in self.synapse_names:
@@ -176,10 +188,14 @@ class DropConnectPPLayer(MaskedLayer):
             "hyper": self.hyper,
             "estimator": self.estimator.options(),
             "parameterisation": self.parameterisation,
+            "kl_weight": self.kl_weight,
+            "logit_step": self.logit_step,
         }
 
     def extra_repr(self) -> str:
         shown = {**self.arguments(), "hyper": self.hyper, "mask": self.mask, "estimator": self.estimator.name}
+        factors = {"kl_weight": self.kl_weight, "logit_step": self.logit_step}
+        shown |= {key: value for key, value in factors.items() if value != 1.0}
         return ", ".join(f"{key}={value!r}" for key, value in shown.items())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""`fused.posterior_pass` for the CPU's common case, the uniform prior: no allocation inside the loop.
+"""`fused.posterior_pass` for the CPU's common case, a known q(pi): no allocation inside the loop.
 
 It computes what `functional.collapsed_kl`, `bernoulli_score` and `disarm_gradient` define, in five
 buffers of one chunk's size. Fresh memory costs a CPU more than the arithmetic, and so do logarithms.
@@ -36,17 +36,24 @@ _FACTORS = 64
 
 
 def covers(layer: DropConnectPPLayer, gate: Tensor, kept: Tensor | None) -> bool:
-    """Whether this pass is the common case: nothing pruned, pi~ behind its logit, the uniform prior."""
+    """Whether this pass is the common case: nothing pruned, pi~ behind its logit, the best q(pi).
+
+    The prior is uniform, or, in float32, one with polynomials.
+    """
     return (
         gate.device.type == "cpu"
         and gate.dtype in functional.SLOPE_POLYNOMIAL
         and gate.is_contiguous()
         and kept is None
         and layer.hyper == "optimal"
-        and layer.alpha == layer.beta == 1.0
         and layer.parameterisation == "logit"
         and not transformed()
+        and (layer.alpha == layer.beta == 1.0 or _has_polynomials(gate.dtype, layer.alpha, layer.beta))
     )
+
+
+def _has_polynomials(dtype: torch.dtype, alpha: float, beta: float) -> bool:
+    return dtype == torch.float32 and functional.prior_value_polynomial(alpha, beta) is not None
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,7 @@ class Terms:
     mirrored: Sequence[Tensor]
     coefficients: Tensor | None
     likelihood: Tensor | None
+    prior: tuple[float, float] = (1.0, 1.0)
 
 
 class _Buffers:
@@ -86,6 +94,7 @@ def posterior_pass(
     likelihood = None if terms.likelihood is None else terms.likelihood.reshape(-1)
     weights = [] if terms.coefficients is None or likelihood is not None else terms.coefficients.tolist()
     buffers = _Buffers(logit)
+    uniform = terms.prior == (1.0, 1.0)
     for part in chunks(flat.numel()):
         x = flat[part]
         p, q, t, s, s2 = buffers.load(x)
@@ -93,13 +102,20 @@ def posterior_pass(
         kl += _negative_entropy(x, p, q, t, s)
         torch.sub(p, q, out=t)  # tanh(logit / 2), to the last digit of pi~
         torch.mul(t, t, out=s)
-        torch.mul(s, s, out=s2)
         q.mul_(p)  # from here on q is pi~ (1 - pi~) = (1 - t^2) / 4
-        kl += 4.0 * torch.dot(_polynomial(_VALUE[x.dtype], s, s2, t if slope is None else slope), q)
+        if uniform:
+            torch.mul(s, s, out=s2)
+            kl += 4.0 * torch.dot(_polynomial(_VALUE[x.dtype], s, s2, t if slope is None else slope), q)
+        else:
+            kl += _polynomial(_powers(functional.prior_value_polynomial(*terms.prior)), t, s, s2).sum()
         if slope is None:
             continue
-        _polynomial(_SLOPE[x.dtype], s, s2, slope)
-        torch.addcmul(x, t, slope, value=-1.0, out=slope)
+        if uniform:
+            _polynomial(_SLOPE[x.dtype], s, s2, slope)
+            torch.addcmul(x, t, slope, value=-1.0, out=slope)
+        else:
+            _polynomial(_powers(functional.prior_polynomial(*terms.prior)), t, s, slope)
+            torch.sub(x, slope, out=slope)
         slope.mul_(q).mul_(terms.kl_scale)
         if likelihood is not None:
             slope.sub_(likelihood[part])
@@ -111,7 +127,8 @@ def posterior_pass(
                 score.sub_(p)
                 squared[index] += torch.dot(score, score)
             slope.add_(score, alpha=-weight)
-    kl += logit.numel() * math.log(2.0)
+    if uniform:
+        kl += logit.numel() * math.log(2.0)
     return kl.to(logit.dtype), squared.to(logit.dtype), result
 
 
@@ -127,6 +144,12 @@ def _negative_entropy(logit: Tensor, p: Tensor, q: Tensor, size: Tensor, work: T
 def _largest(p: Tensor, work: Tensor) -> Tensor:
     """max(pi~, 1 - pi~) = sigmoid(|logit|)."""
     return torch.sub(p, 0.5, out=work).abs_().add_(0.5)
+
+
+def _powers(parts: tuple[tuple[float, ...], tuple[float, ...]] | None) -> tuple[float, ...]:
+    """Even and odd part as one polynomial in t, highest power first."""
+    assert parts is not None
+    return tuple(c for pair in zip(parts[1], parts[0], strict=True) for c in pair)
 
 
 def _polynomial(coefficients: tuple[float, ...], s: Tensor, s2: Tensor, out: Tensor) -> Tensor:

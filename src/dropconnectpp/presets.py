@@ -1,0 +1,37 @@
+"""Named sets of layer options, for `convert(model, preset=...)`. A new one is a new entry of `PRESETS`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from dropconnectpp.errors import check_choice
+from dropconnectpp.estimators import BBVI
+
+PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "paper": MappingProxyType(
+            {
+                "estimator": BBVI(baseline="running"),
+                "hyper": "learned",
+                "alpha": 1.0,
+                "beta": 1.0,
+                "keep_probability": 0.5,
+            }
+        ),
+    }
+)
+"""Options of DropConnect++ layers by the name of their set; read-only.
+
+- "paper": the paper's own setting, to repeat it. Measured on CIFAR-10 with 50 networks: docs/results.md, Table 1.
+"""
+
+
+def preset_options(name: str) -> dict[str, Any]:
+    """The options of a preset, the caller's own to change.
+
+    >>> preset_options("paper")["hyper"]
+    'learned'
+    """
+    return dict(PRESETS[check_choice("preset", name, PRESETS)])
