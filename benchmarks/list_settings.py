@@ -1,7 +1,8 @@
 """Every setting that was tried on held-out training data, with what it gave: one row each, none left out.
 
 `python benchmarks/list_settings.py results.sqlite --out records/DATE-NAME/cifar10_search.md` lists all protocols of
-the stores with a holdout of their own, in the order of accuracy. The test set is in none of these numbers.
+the stores with a holdout, trials for rates and logit steps among them, in the order of accuracy; what diverged comes
+last. The test set is in none of these numbers.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from dropconnectpp.lab.statistics import summarise
-from dropconnectpp.lab.store import Row, Store
+from dropconnectpp.lab.store import FINAL, Row, Store
 
 SHARE = 0.1
 """Of the weights that a pruned network keeps."""
 HEADER = (
     "Method",
+    "Epochs",
     "n",
     "Accuracy, %",
     "NLL",
@@ -33,22 +35,22 @@ def tried(stores: Sequence[Path]) -> list[list[Row]]:
     found: dict[str, list[Row]] = {}
     for path in stores:
         with Store.open(path, read_only=True) as store:
-            for row in store.rows(status="done"):
-                if row.protocol.settings["training"]["holdout"] and row.results.get("pruning"):
+            for row in store.rows():
+                if row.status in FINAL and row.protocol.settings["training"]["holdout"]:
                     found.setdefault(row.key.digest, []).append(row)
     return list(found.values())
 
 
 def mean_of(rows: Sequence[Row], value: Callable[[Mapping[str, Any]], float | None]) -> float | None:
-    """Over replicas; None where one has no such number."""
-    values = [value(row.results) for row in rows]
+    """Over replicas; None where one has no such number, or diverged."""
+    values = [value(row.results) if row.status == "done" else None for row in rows]
     known = [one for one in values if one is not None]
     return summarise(known).mean if len(known) == len(values) else None
 
 
 def pruned(results: Mapping[str, Any], score: str) -> float | None:
     """Accuracy of what is left of a network."""
-    found = [one["accuracy"] for one in results["pruning"] if (one["score"], one["share"]) == (score, SHARE)]
+    found = [one["accuracy"] for one in results["pruning"] or () if (one["score"], one["share"]) == (score, SHARE)]
     return found[0] if found else None
 
 
@@ -59,9 +61,8 @@ def described(rows: Sequence[Row]) -> str:
 
 
 def line(rows: Sequence[Row]) -> tuple[float, list[str]]:
-    """The mean accuracy and the cells of a setting."""
+    """The mean accuracy, which sorts, and the cells of a setting."""
     accuracy = mean_of(rows, lambda one: one["accuracy"])
-    assert accuracy is not None
     values = (
         (accuracy, 2),
         (mean_of(rows, lambda one: one["nll"]), 4),
@@ -71,7 +72,10 @@ def line(rows: Sequence[Row]) -> tuple[float, list[str]]:
         (mean_of(rows, lambda one: (one["posterior"] or {}).get("mean")), 3),
     )
     shown = ["–" if value is None else f"{value:.{digits}f}" for value, digits in values]
-    return accuracy, [described(rows), str(len(rows)), *shown]
+    diverged = sum(row.status != "done" for row in rows)
+    count = f"{len(rows)} ({diverged} diverged)" if diverged else str(len(rows))
+    epochs = str(rows[0].protocol.settings["training"]["epochs"])
+    return -1.0 if accuracy is None else accuracy, [described(rows), epochs, count, *shown]
 
 
 def main() -> None:

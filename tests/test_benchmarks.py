@@ -501,9 +501,9 @@ def test_every_setting_that_was_tried_is_listed(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr
     rows = lines((tmp_path / "tried.md").read_text())
     assert sorted(row[0] for row in rows) == ["DropConnect++ (hyper=optimal)", "DropConnect, rate 0.5"]
-    assert [row[1] for row in rows] == ["2", "2"]
-    assert float(rows[0][2]) >= float(rows[1][2])
-    by_posterior = {row[0]: row[5] for row in rows}
+    assert [row[1:3] for row in rows] == [["1", "2"], ["1", "2"]]
+    assert float(rows[0][3]) >= float(rows[1][3])
+    by_posterior = {row[0]: row[6] for row in rows}
     assert by_posterior["DropConnect, rate 0.5"] == "–"
     assert 0.0 <= float(by_posterior["DropConnect++ (hyper=optimal)"]) <= 100.0
     empty = run("list_settings.py", str(KERNELS / "mixed.sqlite"))

@@ -258,15 +258,31 @@ def test_pairs_are_tested_three_ways_and_adjusted(store: Store) -> None:
         assert tuple(row[name]["adjusted_p"] for row in found) == holm([c.p for c in comparisons])
     by_replica = [dict(enumerate(ACCURACY[kind])) for kind in paper_values.KINDS[:3]]
     assert [row["paired"]["t"] for row in found] == [paired(dict(enumerate(ours)), other).t for other in by_replica]
-    assert {row["paper"] for row in found} == {"significant"}
+    assert {row["paper"] for row in found} == {"significantly better"}
     assert found[1]["sentence"].startswith("DropConnect++ beats Dropout by 1.65 points, 95% interval")
     assert "Holm-adjusted p" in page(store)
 
 
 def test_paper_verdict_knows_its_one_exception() -> None:
     assert paper_values.verdict("svhn", "dropconnect++", "dropout") == "comparable"
-    assert paper_values.verdict("svhn", "dropconnect++", "dropconnect") == "significant"
+    assert paper_values.verdict("svhn", "dropconnect++", "dropconnect") == "significantly better"
     assert paper_values.verdict("fashion-mini", "dropconnect++", "dropout") is None
+
+
+def test_a_method_that_the_paper_has_not_has_no_value_beside_it(store: Store) -> None:
+    fill_set(store)
+    protocol = chosen("cifar10", "dropconnect++")
+    other = replace(protocol, method=replace(protocol.method, hyper="optimal"))
+    fill(store, other, {r: result(76.0 + 0.1 * r, "dropconnect++", r) for r in range(4)})
+    found = tables(store)
+    beside = {row["method"]: row["paper"] for row in found["accuracy"]}
+    assert beside["DropConnect++"] == 76.54
+    assert beside["Dropout"] == 75.70  # at whatever rate
+    assert beside[other.method.label] is None
+    said = {(row["method"], row["other"]): row["paper"] for row in found["significance"]}
+    assert said[("DropConnect++", "DropConnect")] == "significantly better"
+    assert said[(other.method.label, "DropConnect")] is None
+    assert all(row["paper"] is None for row in found["samples"] if row["method"] == other.method.label)
 
 
 def test_paper_values_are_those_of_its_tables() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dropconnectpp.lab.protocol import paper
+from dropconnectpp.lab.protocol import Method, paper
 from dropconnectpp.lab.report import paper_values
 from dropconnectpp.lab.report.number_formats import finite, setting
 from dropconnectpp.lab.store import FINAL, Row, StoredProtocol
@@ -50,6 +50,14 @@ class Experiment:
         usual = asdict(paper(self.data, "none").architecture) if known else {}
         given = _table(self.settings, "architecture")
         return self.data if all(given.get(name) in (value, _as_list(value)) for name, value in usual.items()) else ""
+
+    @property
+    def paper_kind(self) -> str:
+        """The kind under which the paper has values to stand beside; empty for a method that the paper has not."""
+        given, usual = _table(self.settings, "method"), asdict(Method())
+        open_there = ("kind", "rate", "evaluation")
+        same = all(given.get(name, value) == value for name, value in usual.items() if name not in open_there)
+        return self.kind if same else ""
 
     @property
     def column(self) -> tuple[str, str]:

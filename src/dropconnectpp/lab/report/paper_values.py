@@ -62,11 +62,11 @@ def mc_accuracy(data: str, kind: str, samples: int) -> float | None:
 
 
 def verdict(data: str, kind_a: str, kind_b: str) -> str | None:
-    """What the paper's Student's t said of DropConnect++ and another method: "significant" but for one pair.
+    """What the paper's Student's t said of DropConnect++ and another method: "significantly better" but for one pair.
 
     >>> verdict("svhn", "dropconnect++", "dropout")
     'comparable'
     """
     if data not in TITLES or kind_a != "dropconnect++" or kind_b not in KINDS[:3]:
         return None
-    return "comparable" if (data, kind_b) == ("svhn", "dropout") else "significant"
+    return "comparable" if (data, kind_b) == ("svhn", "dropout") else "significantly better"

@@ -67,7 +67,7 @@ def _accuracy(column: Sequence[Experiment]) -> Table:
     for experiment in column:
         values = experiment.values("accuracy")
         line = statistic(values.values())
-        paper = paper_values.accuracy(experiment.paper_data, experiment.kind)
+        paper = paper_values.accuracy(experiment.paper_data, experiment.paper_kind)
         statuses = [row.status for row in experiment.rows]
         table.append(
             {
@@ -119,7 +119,7 @@ def _significance(column: Sequence[Experiment]) -> Table:
         found = {name: compared(test, *samples) for name, test in tests.items()}
         means = [statistic(sample.values())["mean"] for sample in samples]
         pair = {**who(a), "other": b.label, "other_digest": b.digest}
-        verdict = paper_values.verdict(a.paper_data, a.kind, b.kind)
+        verdict = paper_values.verdict(a.paper_data, a.paper_kind, b.paper_kind)
         table.append({**pair, "difference": difference(*means), **found, "paper": verdict})
     for name in tests:
         possible = [row for row in table if row[name] is not None]
@@ -165,7 +165,7 @@ def _time(experiments: Sequence[Experiment], notes: Notes, protocols: Iterable[S
                 "replicas": value.get("replicas"),
                 "device": str(value.get("device", "")),
                 **{f"prediction_{rule}": finite(prediction.get(rule)) for rule in PREDICTIONS},
-                "paper": paper_values.seconds(experiment.paper_data, experiment.kind),
+                "paper": paper_values.seconds(experiment.paper_data, experiment.paper_kind),
             }
         )
     sets, kinds = list(dict.fromkeys(e.title for e in experiments)), paper_values.KINDS
@@ -200,10 +200,10 @@ def _samples(experiment: Experiment) -> Table:
     if not by_count or experiment.kind == "none":
         return []
     lines: list[tuple[int | None, dict[int, float], float | None]] = [
-        (count, by_count[count], paper_values.mc_accuracy(experiment.paper_data, experiment.kind, count))
+        (count, by_count[count], paper_values.mc_accuracy(experiment.paper_data, experiment.paper_kind, count))
         for count in sorted(by_count)
     ]
-    one_pass = paper_values.accuracy(experiment.paper_data, experiment.kind)
+    one_pass = paper_values.accuracy(experiment.paper_data, experiment.paper_kind)
     lines.append((None, experiment.values("accuracy"), one_pass))
     table = []
     for count, values, paper in lines:
