@@ -405,7 +405,7 @@ def test_a_trial_that_was_chosen_is_shown_and_the_others_are_left_out(store: Sto
     for one in (digest, trial):
         store.write_note(one, "trial", True)
     assert [row["data"] for row in tables(store)["accuracy"]] == ["cifar10"]
-    assert f"Left out as trials of step sizes or rates: {trial}." in page(store)
+    assert f"Left out, as trials or evaluated on held-out training data: {trial}." in page(store)
 
 
 def test_variants_of_an_experiment_stand_apart(store: Store) -> None:
@@ -560,6 +560,10 @@ def test_results_of_other_shapes_do_not_stop_a_report(store: Store) -> None:
 def test_empty_store(store: Store) -> None:
     assert "There are no results yet." in page(store)
     assert text(store) == "There are no results yet."
+    fill(store, chosen("cifar10", "none", holdout=5000), {0: result(70.0, "none")})
+    for said in (page(store), text(store)):
+        assert "There are no results on a test set yet." in said
+        assert "dcpp results" in said
     assert not any(tables(store).values())
 
 

@@ -98,6 +98,7 @@ def text_tables(
     rows: Iterable[Row], notes: Notes, protocols: Iterable[StoredProtocol] = (), only: Sequence[str] | None = None
 ) -> str:
     """All tables, or those of the names given, as aligned plain text, for a terminal."""
+    rows = list(rows)
     laid = lay_out(report_tables(rows, notes, protocols))
     shown = [table for name, table in laid.items() if only is None or name in only]
-    return "\n\n".join(as_text(table) for table in shown) or "There are no results yet."
+    return "\n\n".join(as_text(table) for table in shown) or select(rows, notes).absence

@@ -117,7 +117,17 @@ class Selected:
 
     experiments: tuple[Experiment, ...]
     trials: tuple[str, ...]
-    """Digests of protocols that served to choose a step size or a rate."""
+    """Digests of protocols that served to choose, or were evaluated on held-out training data."""
+
+    @property
+    def absence(self) -> str:
+        """What to say where there is nothing to show."""
+        if not self.trials:
+            return "There are no results yet."
+        return (
+            "There are no results on a test set yet. `dcpp results` lists the networks that were evaluated on "
+            "held-out training data."
+        )
 
     def columns(self) -> dict[tuple[str, str], list[Experiment]]:
         """The experiments by what they are compared on."""

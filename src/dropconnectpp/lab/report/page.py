@@ -65,7 +65,7 @@ def summary(selected: Selected) -> str:
     experiments = selected.experiments
     done, diverged = sum(len(e.done) for e in experiments), sum(len(e.diverged) for e in experiments)
     if not done + diverged:
-        return "There are no results yet."
+        return selected.absence
     methods, sets = len({e.label for e in experiments}), list(dict.fromkeys(e.title for e in experiments))
     text = f"{_count(methods, 'method')} on {listed(sets)}: {_count(done, 'network')} trained to the end"
     return text + (f", {diverged} diverged." if diverged else ", none diverged.")
