@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from torch.distributions import Bernoulli, Beta, kl_divergence
 
-from dropconnectpp import functional
+from dropconnectpp import functional, polynomials
 
 PRIORS = [(1.0, 1.0), (0.5, 0.5), (2.0, 0.7), (0.1, 3.0), (30.0, 5.0), (1000.0, 1000.0)]
 TINY = [1e-12, 1e-6, 1e-4, 1e-3, 1e-2]
@@ -141,7 +141,7 @@ def test_collapsed_kl_and_slope_to_rounding(alpha, beta, dtype):
         torch.testing.assert_close(value.double(), exact, rtol=0, atol=2e-11)
         torch.testing.assert_close(slope.double(), exact_slope, rtol=0, atol=1e-13)
     else:
-        atol = 0.0 if functional.prior_value_polynomial(alpha, beta) is None else functional.PRIOR_ERROR
+        atol = 0.0 if polynomials.prior_value_polynomial(alpha, beta) is None else polynomials.PRIOR_ERROR
         eps = torch.finfo(dtype).eps
         torch.testing.assert_close(value.double(), exact, rtol=eps, atol=atol + 2e-11)
         torch.testing.assert_close(slope.double(), exact_slope, rtol=eps, atol=atol / 4 + 1e-13)
@@ -153,21 +153,21 @@ def test_collapsed_kl_and_slope_to_rounding(alpha, beta, dtype):
 def test_the_polynomial_of_a_prior_gives_the_slope(alpha, beta):
     logit = torch.tensor(LOGITS, dtype=torch.float64)
     pi, rest, t = torch.sigmoid(logit), torch.sigmoid(-logit), torch.tanh(logit / 2)
-    even, odd = functional.prior_polynomial(alpha, beta)
+    even, odd = polynomials.prior_polynomial(alpha, beta)
     assert len(even) == len(odd) == 6
     parts = [sum(c * t.square() ** (5 - k) for k, c in enumerate(part)) for part in (even, odd)]
     assert any(even) == (alpha != beta)
     exact = to_float64(mpmath.psi(0, alpha + exact_pi(v)[0]) - mpmath.psi(0, beta + exact_pi(v)[1]) for v in LOGITS)
-    torch.testing.assert_close(parts[0] + t * parts[1], exact, rtol=0, atol=functional.PRIOR_ERROR)
+    torch.testing.assert_close(parts[0] + t * parts[1], exact, rtol=0, atol=polynomials.PRIOR_ERROR)
     slope = pi * rest * (logit - parts[0] - t * parts[1])
     exact_slope = to_float64(exact_collapsed_slope(v, alpha, beta) for v in LOGITS)
-    torch.testing.assert_close(slope, exact_slope, rtol=0, atol=functional.PRIOR_ERROR / 4)
+    torch.testing.assert_close(slope, exact_slope, rtol=0, atol=polynomials.PRIOR_ERROR / 4)
 
 
 def test_a_prior_with_a_pole_near_has_no_polynomial():
-    assert functional.prior_polynomial(1.0, 1.0)[1] == functional.SLOPE_POLYNOMIAL[torch.float32]
+    assert polynomials.prior_polynomial(1.0, 1.0)[1] == polynomials.SLOPE_POLYNOMIAL[torch.float32]
     for prior in ((0.3, 1.0), (1.0, 0.3), (0.1, 0.1)):
-        assert functional.prior_polynomial(*prior) is None
+        assert polynomials.prior_polynomial(*prior) is None
 
 
 SKEWED = [(1.0, 9.0), (10.0, 90.0), (0.5, 0.5), (3.0, 1.0), (2.0, 98.0), (1000.0, 1000.0)]
@@ -176,7 +176,7 @@ SKEWED = [(1.0, 9.0), (10.0, 90.0), (0.5, 0.5), (3.0, 1.0), (2.0, 98.0), (1000.0
 @pytest.mark.parametrize(("alpha", "beta"), [*SKEWED, (1e16, 1e16)])
 def test_the_value_polynomial_of_a_prior_gives_the_value(alpha, beta):
     t = torch.tanh(torch.tensor(LOGITS, dtype=torch.float64) / 2)
-    even, odd = functional.prior_value_polynomial(alpha, beta)
+    even, odd = polynomials.prior_value_polynomial(alpha, beta)
     assert len(even) == len(odd) == 6
     assert any(odd) == (alpha != beta)
     parts = [sum(c * t.square() ** (5 - k) for k, c in enumerate(part)) for part in (even, odd)]
@@ -195,8 +195,8 @@ def test_float32_by_polynomials_is_float64_by_gamma_functions(alpha, beta):
     logit = torch.cat([sizes, -sizes])
     value, slope = functional.collapsed_kl(logit, alpha, beta)
     exact, exact_slope = functional.collapsed_kl(logit.double(), alpha, beta)
-    torch.testing.assert_close(value.double(), exact, rtol=2e-7, atol=functional.PRIOR_ERROR / 2)
-    torch.testing.assert_close(slope.double(), exact_slope, rtol=2e-7, atol=functional.PRIOR_ERROR / 2)
+    torch.testing.assert_close(value.double(), exact, rtol=2e-7, atol=polynomials.PRIOR_ERROR / 2)
+    torch.testing.assert_close(slope.double(), exact_slope, rtol=2e-7, atol=polynomials.PRIOR_ERROR / 2)
     assert value.min() > -1e-6
     far = logit.abs() == 30.0  # a vanishing slope keeps its digits
     torch.testing.assert_close(slope[far].double(), exact_slope[far], rtol=1e-6, atol=0)
@@ -208,8 +208,8 @@ def test_float32_by_polynomials_is_float64_by_gamma_functions(alpha, beta):
 
 @pytest.mark.parametrize(("alpha", "beta"), [(2.0, 0.7), (0.3, 1.0)])  # with polynomials and without
 def test_float32_under_transforms(alpha, beta):
-    functional.prior_polynomial.cache_clear()
-    functional.prior_value_polynomial.cache_clear()
+    polynomials.prior_polynomial.cache_clear()
+    polynomials.prior_value_polynomial.cache_clear()
     rows = torch.linspace(-6, 6, 12).view(3, 4)
 
     def total(v):
@@ -222,7 +222,7 @@ def test_float32_under_transforms(alpha, beta):
 
 
 def test_a_prior_without_polynomials_keeps_the_gamma_functions():
-    assert functional.prior_value_polynomial(0.3, 1.0) is None
+    assert polynomials.prior_value_polynomial(0.3, 1.0) is None
     logit = torch.linspace(-5, 5, 11)
     for ours, exact in zip(
         functional.collapsed_kl(logit, 0.3, 1.0), functional.collapsed_kl(logit.double(), 0.3, 1.0), strict=True
@@ -232,7 +232,7 @@ def test_a_prior_without_polynomials_keeps_the_gamma_functions():
 
 @given(st.floats(min_value=1e-3, max_value=1e17))
 def test_digamma_of_the_fit(x):
-    found = float(functional._digamma(torch.tensor([x], dtype=torch.float64).numpy())[0])
+    found = float(polynomials._digamma(torch.tensor([x], dtype=torch.float64).numpy())[0])
     assert found == pytest.approx(float(mpmath.psi(0, mpmath.mpf(x))), rel=1e-14, abs=1e-14)
 
 

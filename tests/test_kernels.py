@@ -28,7 +28,7 @@ needs_triton = pytest.mark.skipif(
 # gradient lies inside a larger poisoned buffer, so that a write outside its range shows too.
 INTERPRETED = """
 import torch
-from dropconnectpp import functional
+from dropconnectpp import functional, polynomials
 from dropconnectpp._triton import posterior_kernel
 
 POISON = 12345.0
@@ -45,7 +45,7 @@ def check(count, block, scored, gradient):
     room = torch.full((count + 2 * block,), POISON)
     posterior_kernel[(programs,)](
         logit, mask.view(torch.uint8), coefficient, kl_scale, room[block:], partial, count, programs,
-        *functional.VALUE_POLYNOMIAL[torch.float32], *functional.SLOPE_POLYNOMIAL[torch.float32],
+        *polynomials.VALUE_POLYNOMIAL[torch.float32], *polynomials.SLOPE_POLYNOMIAL[torch.float32],
         SCALE_IS_POINTER=True, SCORED=scored, GRADIENT=gradient, BLOCK=block,
     )
     kl, slope = functional.collapsed_kl(logit.double(), 1.0, 1.0)

@@ -18,7 +18,7 @@ def tanh_of_half(size, decay, large):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def uniform_slope(logit, small, large, t, s5, s4, s3, s2, s1, s0):  # type: ignore[no-untyped-def]
-    """dKL/dlogit for alpha = beta = 1 at the best q(pi), t = tanh(|logit| / 2); s is `functional.SLOPE_POLYNOMIAL`."""
+    """dKL/dlogit for alpha = beta = 1 at the best q(pi), t = tanh(|logit| / 2); s is `polynomials.SLOPE_POLYNOMIAL`."""
     s = t * t
     slope = tl.abs(logit) - t * (((((s5 * s + s4) * s + s3) * s + s2) * s + s1) * s + s0)
     return tl.where(logit < 0, -slope, slope) * small * large
@@ -26,7 +26,7 @@ def uniform_slope(logit, small, large, t, s5, s4, s3, s2, s1, s0):  # type: igno
 
 @triton.jit
 def prior_slope(logit, small, large, t, even, odd):  # type: ignore[no-untyped-def]
-    """dKL/dlogit for any prior at the best q(pi), t = tanh(|logit| / 2), by `functional.prior_polynomial`."""
+    """dKL/dlogit for any prior at the best q(pi), t = tanh(|logit| / 2), by `polynomials.prior_polynomial`."""
     s = t * t
     term = ((((even[0] * s + even[1]) * s + even[2]) * s + even[3]) * s + even[4]) * s + even[5]
     slant = t * (((((odd[0] * s + odd[1]) * s + odd[2]) * s + odd[3]) * s + odd[4]) * s + odd[5])
@@ -61,7 +61,7 @@ def posterior_kernel(  # type: ignore[no-untyped-def]
 ):
     """One block of synapses: partial sums of KL and squared score, and the logits' gradient.
 
-    v and s are the polynomials of `functional.VALUE_POLYNOMIAL` and `functional.SLOPE_POLYNOMIAL`, highest power first.
+    v and s are `polynomials.VALUE_POLYNOMIAL` and `polynomials.SLOPE_POLYNOMIAL`, highest power first.
     """
     program = tl.program_id(0)
     offsets = program * BLOCK + tl.arange(0, BLOCK)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from dropconnectpp import functional
+from dropconnectpp import polynomials
 
 if TYPE_CHECKING:
     from dropconnectpp.learned_rate import DropConnectPPLayer
@@ -79,8 +79,8 @@ def posterior_pass(
         partial,
         count,
         programs,
-        *functional.VALUE_POLYNOMIAL[torch.float32],
-        *functional.SLOPE_POLYNOMIAL[torch.float32],
+        *polynomials.VALUE_POLYNOMIAL[torch.float32],
+        *polynomials.SLOPE_POLYNOMIAL[torch.float32],
         SCALE_IS_POINTER=isinstance(kl_scale, Tensor),
         SCORED=scored,
         GRADIENT=gradients,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dropconnectpp import functional
+from dropconnectpp import polynomials
 from dropconnectpp.draws import transformed
 from dropconnectpp.gating import CHUNK, chunks
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 # As in `functional`, but in float32 no longer than its rounding asks for: errors of 4e-8 (value), 2e-8 (slope).
 _VALUE = {
-    torch.float32: functional.economise(functional.VALUE_SERIES, 3),
-    torch.float64: functional.VALUE_POLYNOMIAL[torch.float64],
+    torch.float32: polynomials.economise(polynomials.VALUE_SERIES, 3),
+    torch.float64: polynomials.VALUE_POLYNOMIAL[torch.float64],
 }
 _SLOPE = {
-    torch.float32: functional.economise(functional.SLOPE_SERIES, 4),
-    torch.float64: functional.SLOPE_POLYNOMIAL[torch.float64],
+    torch.float32: polynomials.economise(polynomials.SLOPE_SERIES, 4),
+    torch.float64: polynomials.SLOPE_POLYNOMIAL[torch.float64],
 }
 
 _FACTORS = 64
@@ -42,7 +42,7 @@ def covers(layer: DropConnectPPLayer, gate: Tensor, kept: Tensor | None) -> bool
     """
     return (
         gate.device.type == "cpu"
-        and gate.dtype in functional.SLOPE_POLYNOMIAL
+        and gate.dtype in polynomials.SLOPE_POLYNOMIAL
         and gate.is_contiguous()
         and kept is None
         and layer.hyper == "optimal"
@@ -53,7 +53,7 @@ def covers(layer: DropConnectPPLayer, gate: Tensor, kept: Tensor | None) -> bool
 
 
 def _has_polynomials(dtype: torch.dtype, alpha: float, beta: float) -> bool:
-    return dtype == torch.float32 and functional.prior_value_polynomial(alpha, beta) is not None
+    return dtype == torch.float32 and polynomials.prior_value_polynomial(alpha, beta) is not None
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ def posterior_pass(
             torch.mul(s, s, out=s2)
             kl += 4.0 * torch.dot(_polynomial(_VALUE[x.dtype], s, s2, t if slope is None else slope), q)
         else:
-            kl += _polynomial(_powers(functional.prior_value_polynomial(*terms.prior)), t, s, s2).sum()
+            kl += _polynomial(_powers(polynomials.prior_value_polynomial(*terms.prior)), t, s, s2).sum()
         if slope is None:
             continue
         if uniform:
             _polynomial(_SLOPE[x.dtype], s, s2, slope)
             torch.addcmul(x, t, slope, value=-1.0, out=slope)
         else:
-            _polynomial(_powers(functional.prior_polynomial(*terms.prior)), t, s, slope)
+            _polynomial(_powers(polynomials.prior_polynomial(*terms.prior)), t, s, slope)
             torch.sub(x, slope, out=slope)
         slope.mul_(q).mul_(terms.kl_scale)
         if likelihood is not None:

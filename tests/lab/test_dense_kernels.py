@@ -23,7 +23,7 @@ STREAM = Stream(7, "mask:weight")
 # their range shows too.
 INTERPRETED = """
 import torch
-from dropconnectpp import functional
+from dropconnectpp import functional, polynomials
 from dropconnectpp.lab.kernels import dense
 from dropconnectpp.lab.kernels._triton_dense import mask_kernel, score_kernel
 from dropconnectpp.lab.streams import Stream
@@ -47,7 +47,7 @@ def scores(count, block):
     room, partial = torch.full((5, count), 77.0), torch.full((3, programs), 77.0)
     score_kernel[(programs, 3)](
         logit, mask.view(torch.uint8), coefficient, kl_scale, room[1:], partial, count, programs,
-        *functional.SLOPE_POLYNOMIAL[torch.float32], BLOCK=block,
+        *polynomials.SLOPE_POLYNOMIAL[torch.float32], BLOCK=block,
     )
     gradient, squared = dense.score_pass(logit.double(), mask, coefficient.double(), kl_scale.double())
     assert torch.allclose(room[1:4].double(), gradient, rtol=1e-5, atol=1e-6), (count, block)

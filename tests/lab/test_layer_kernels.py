@@ -389,7 +389,7 @@ SLOPES = """
 import torch
 import triton
 import triton.language as tl
-from dropconnectpp import functional
+from dropconnectpp import functional, polynomials
 from dropconnectpp._triton import prior_slope, tanh_of_half
 
 @triton.jit
@@ -405,7 +405,7 @@ def kernel(logit_ptr, slope_ptr, even, odd, COUNT: tl.constexpr):
 logit = torch.linspace(-20.0, 20.0, 4096)
 for prior in ((2.0, 0.7), (0.6, 20.0), (30.0, 5.0), (1.0, 1.0)):
     found = torch.full((4096,), 77.0)
-    kernel[(1,)](logit, found, *functional.prior_polynomial(*prior), COUNT=4096)
+    kernel[(1,)](logit, found, *polynomials.prior_polynomial(*prior), COUNT=4096)
     wanted = functional.beta_bernoulli_kl_gradient(logit.double(), *prior)
     torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=5e-7)
 print("all well")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dropconnectpp import functional, gating
+from dropconnectpp import functional, gating, polynomials
 from dropconnectpp.estimators import Concrete, Eq16, Estimator, resolve, update_moments
 from dropconnectpp.lab.kernels.dense import beside, draw_masks, score_pass
 from dropconnectpp.lab.kernels.layer import Gate, LearnedGate
@@ -242,7 +242,7 @@ class DropConnectPP(DropConnect):
     def gate(self, name: str = "weight") -> Gate | None:
         method = self.method
         covered = method.estimator in ("bbvi", "straight-through") and method.parameterisation == "logit"
-        known = method.hyper == "learned" or functional.prior_polynomial(method.alpha, method.beta) is not None
+        known = method.hyper == "learned" or polynomials.prior_polynomial(method.alpha, method.beta) is not None
         if not (covered and known):
             return None
         raw = {key: self.parameters[f"{name}_{key}"].detach() for key in ("alpha", "beta") if method.hyper == "learned"}

@@ -57,7 +57,7 @@ def score_kernel(  # type: ignore[no-untyped-def]
     s0,
     BLOCK: tl.constexpr,
 ):
-    """kl_scale dKL/dlogit - c (z - pi~), and a partial sum of (z - pi~)^2; s is `functional.SLOPE_POLYNOMIAL`."""
+    """kl_scale dKL/dlogit - c (z - pi~), and a partial sum of (z - pi~)^2; s is `polynomials.SLOPE_POLYNOMIAL`."""
     program, row = tl.program_id(0), tl.program_id(1)
     places = program * BLOCK + tl.arange(0, BLOCK)
     inside = places < count

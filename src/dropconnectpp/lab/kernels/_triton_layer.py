@@ -2,7 +2,7 @@
 
 GATE is 0 for open, 1 for a fixed rate, 2 for learned gates by the score, 3 for learned gates straight through.
 COMPILED is off in the interpreter, which has no libdevice and no products of bfloat16. SAMPLES is the number of masks
-of a step: sample l draws with draw l of the stream. SKEWED is for a prior whose `functional.prior_polynomial`, the
+of a step: sample l draws with draw l of the stream. SKEWED is for a prior whose `polynomials.prior_polynomial`, the
 coefficients ``even`` and ``odd``, has an even part; SLAB for a Gaussian prior on the weights that are on, whose term of
 the loss is slab_scale pi~ W^2 / 2. Sizes are constants: with them a kernel needs a third fewer registers.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dropconnectpp import functional
+from dropconnectpp import functional, polynomials
 from dropconnectpp.lab.kernels.compiled import compiled
 from dropconnectpp.lab.streams import Stream
 
@@ -87,7 +87,7 @@ def _score_pass_by_kernel(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_s
         partial,
         count,
         programs,
-        *functional.SLOPE_POLYNOMIAL[torch.float32],
+        *polynomials.SLOPE_POLYNOMIAL[torch.float32],
         BLOCK=BLOCK,
     )
     return gradient, partial.sum(1)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dropconnectpp import functional
+from dropconnectpp import functional, polynomials
 from dropconnectpp.errors import ArgumentError, check_count
 from dropconnectpp.lab.kernels.adagrad import adagrad_all_
 from dropconnectpp.lab.kernels.compiled import compiled
@@ -114,7 +114,7 @@ def usable(x: Tensor, weight: Tensor, gate: Gate, update: Adagrad | None = None)
 
 def _known(gate: LearnedGate) -> bool:
     """Whether the kernels know the slope of the KL: at the best q(pi) not for every prior."""
-    return gate.alpha is not None or functional.prior_polynomial(gate.prior_alpha, gate.prior_beta) is not None
+    return gate.alpha is not None or polynomials.prior_polynomial(gate.prior_alpha, gate.prior_beta) is not None
 
 
 def _samples(gate: Gate) -> int:
@@ -452,8 +452,8 @@ def _terms(gate: Gate) -> dict[str, bool]:
 
 
 def _polynomial(gate: LearnedGate | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Even and odd part of the KL's slope, `functional.prior_polynomial`; of any prior where it is not used."""
+    """Even and odd part of the KL's slope, `polynomials.prior_polynomial`; of any prior where it is not used."""
     prior = (1.0, 1.0) if gate is None or gate.alpha is not None else (gate.prior_alpha, gate.prior_beta)
-    found = functional.prior_polynomial(*prior)
+    found = polynomials.prior_polynomial(*prior)
     assert found is not None
     return found
