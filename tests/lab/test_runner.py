@@ -425,6 +425,25 @@ def test_a_checkpoint_of_other_work_is_left_alone(tmp_path):
     assert len(list(checkpoints.all())) == 1
 
 
+@pytest.mark.parametrize(("saving_s", "wanted"), [(0.0, list(range(1, 14))), (0.3, [1, 12])])
+def test_checkpoints_that_take_long_are_written_less_often(tmp_path, monkeypatch, saving_s, wanted):
+    clock, epochs = [0.0], []
+
+    def saved(self: Checkpoints, made: Checkpoint) -> None:
+        clock[0] += saving_s
+        epochs.append(made.state["epoch"])
+
+    def trained(self: Stack, train: Any = Stack.train_epoch) -> torch.Tensor:
+        clock[0] += 1.0
+        return train(self)
+
+    monkeypatch.setattr(sitting.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(Checkpoints, "write", saved)
+    monkeypatch.setattr(Stack, "train_epoch", trained)
+    sitting.Sitting(units(1, epochs=13), tiny(), CPU, Checkpoints(tmp_path), Display(), None, 0.9).train(lambda: None)
+    assert epochs == wanted  # 0.3 s are three per cent of ten seconds
+
+
 # -------------------------------------------------------------------------------------- kill -9
 
 # The server imports torch once; each child is then a fork of it, alive in milliseconds.

@@ -62,6 +62,7 @@ class Runner:
     deadline: float | None = None
     """`time.monotonic` at which to have stopped."""
     checkpoint_s: float = 60.0
+    """Least time between checkpoints; longer where they take long to write."""
 
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.out / CHECKPOINTS)

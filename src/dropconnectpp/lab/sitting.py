@@ -24,6 +24,8 @@ from dropconnectpp.lab.training import Stack, Unit
 
 HEARTBEAT_S = 60.0
 SMALLEST_CHUNK = 50
+SAVING_SHARE = 0.03
+"""Of the time that checkpoints may take: those of many wide networks are gigabytes."""
 
 
 class Display:
@@ -136,7 +138,7 @@ class Sitting:
 
     def train(self, alive: Callable[[], None]) -> None:
         """All epochs that are left; ``alive`` is called after each and may raise."""
-        saved = time.monotonic()
+        saved, wait_s = time.monotonic(), self.checkpoint_s
         epochs, progress = self.protocol.training.epochs, self.progress
         while self.stack.epoch < epochs and not progress.all_diverged:
             self._require(progress.epoch_s + (progress.evaluation_s if self._evaluates(self.stack.epoch + 1) else 0.0))
@@ -148,9 +150,15 @@ class Sitting:
             accuracy = self._evaluate() if self._evaluates(self.stack.epoch) else None
             self.display.epoch(self.stack.epoch, sum(losses) / len(losses), accuracy)
             alive()
-            if time.monotonic() - saved > self.checkpoint_s:
+            if time.monotonic() - saved > wait_s:
+                begun = time.monotonic()
                 self.save()
                 saved = time.monotonic()
+                wait_s = self._wait_s(saved - begun)
+
+    def _wait_s(self, saving_s: float) -> float:
+        """Until the next checkpoint, after one that took so long; none where ``checkpoint_s`` is 0."""
+        return max(self.checkpoint_s, saving_s / SAVING_SHARE) if self.checkpoint_s else 0.0
 
     def _evaluates(self, epoch: int) -> bool:
         return epoch % self.protocol.evaluation.every == 0 or epoch == self.protocol.training.epochs
