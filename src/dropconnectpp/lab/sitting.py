@@ -157,7 +157,7 @@ class Sitting:
                 wait_s = self._wait_s(saved - begun)
 
     def _wait_s(self, saving_s: float) -> float:
-        """Until the next checkpoint, after one that took so long; none where ``checkpoint_s`` is 0."""
+        """Until the next checkpoint, after one that took so long; 0, for each epoch, where ``checkpoint_s`` is."""
         return max(self.checkpoint_s, saving_s / SAVING_SHARE) if self.checkpoint_s else 0.0
 
     def _evaluates(self, epoch: int) -> bool:
