@@ -265,6 +265,30 @@ def test_one_method_may_stand_in_the_protocol(tmp_path):
     assert [p.method for p in found.protocols] == [Method(kind="dropout", rate=0.25)]
 
 
+def test_a_list_of_values_stands_for_as_many_methods(tmp_path):
+    text = """
+[[methods]]
+kind = "dropconnect"
+rate = [0.5, 0.7]
+
+[[methods]]
+hyper = "optimal"
+alpha = [2, 3]
+kl_weight = [1, 0.5]
+
+[selection]
+logit_steps = [1, 10]
+"""
+    assert [p.method for p in from_file(write(tmp_path, text)).protocols] == [
+        Method(kind="dropconnect", rate=0.5),
+        Method(kind="dropconnect", rate=0.7),
+        Method(hyper="optimal", alpha=2.0, kl_weight=1.0, logit_step=None),
+        Method(hyper="optimal", alpha=2.0, kl_weight=0.5, logit_step=None),
+        Method(hyper="optimal", alpha=3.0, kl_weight=1.0, logit_step=None),
+        Method(hyper="optimal", alpha=3.0, kl_weight=0.5, logit_step=None),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -294,7 +318,9 @@ def test_one_method_may_stand_in_the_protocol(tmp_path):
         ("[protocol]\ndata = 1", "protocol.data must be of type str, got 1."),
         ("[protocol]\nprecision = 'half'", "precision must be one of mixed, float32, float64, got 'half'."),
         ("[[methods]]\nkind = 'drop'", "kind must be one of none, dropout, dropconnect, dropconnect++, got 'drop'."),
-        ("[[methods]]\nkind = ['none']", "kind must be one of none, "),
+        ("[[methods]]\nkind = ['none', 'drop']", "kind must be one of none, "),
+        ("[[methods]]\nkind = [['none']]", "kind must be one of none, "),
+        ("[[methods]]\nkind = []", "methods.kind is an empty list: give a value, or several."),
         ("[[methods]]\nrate = 'x'", "methods.rate must be of type float, got 'x'."),
         ("[selection]\nrates = [0.5, 'x']", "selection.rates must be of type float, got 'x'."),
         ("[selection]\nholdout_share = 0", "holdout_share must lie in (0, 1), got 0.0."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -104,6 +105,7 @@ def _from_content(content: dict[str, Any]) -> Experiment:
         if name in ("protocol", "selection") and not isinstance(value, dict):
             raise ProtocolError(f"{name} must be a table, under [{name}], got {value!r}.")
     base = from_dict(Protocol, content.get("protocol", {}), "protocol.")
+    given = [content.get("protocol", {}).get("method", {})]
     chosen = [base.method]
     if "methods" in content:
         methods = content["methods"]
@@ -111,9 +113,9 @@ def _from_content(content: dict[str, Any]) -> Experiment:
             raise ProtocolError("methods must be tables, each under [[methods]].")
         if "method" in content.get("protocol", {}):
             raise ProtocolError("protocol.method is one method and [[methods]] are several: give one or the other.")
-        chosen = [from_dict(Method, one, "methods.") for one in methods]
+        given = [one for table in methods for one in _one_by_one(table)]
+        chosen = [from_dict(Method, one, "methods.") for one in given]
     selection = from_dict(Selection, content.get("selection", {}), "selection.")
-    given = content.get("methods", [content.get("protocol", {}).get("method", {})])
     if selection.logit_steps:
         chosen = [
             replace(method, logit_step=None) if method.kind == "dropconnect++" and "logit_step" not in one else method
@@ -125,6 +127,15 @@ def _from_content(content: dict[str, Any]) -> Experiment:
     return Experiment(
         protocols=tuple(replace(base, method=method) for method in chosen), repeats=repeats, selection=selection
     )
+
+
+def _one_by_one(table: dict[str, Any]) -> list[dict[str, Any]]:
+    """A table in which a list of values stands for as many methods; of several lists every combination."""
+    for name, value in table.items():
+        if value == []:
+            raise ProtocolError(f"methods.{name} is an empty list: give a value, or several.")
+    values = [value if isinstance(value, list) else [value] for value in table.values()]
+    return [dict(zip(table, combination, strict=True)) for combination in itertools.product(*values)]
 
 
 def demo(repeats: int = 4, epochs: int = 6) -> Experiment:
