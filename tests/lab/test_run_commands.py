@@ -197,12 +197,12 @@ def test_table_2_measures_and_trains_nothing(dcpp, monkeypatch):
     from dropconnectpp.lab import timing
 
     monkeypatch.setattr(timing, "MC_SAMPLES", 2)
-    monkeypatch.setattr(timing, "STEPS", 1)
+    monkeypatch.setattr(timing, "PATIENCE", 0.0)
     code, out, err = dcpp("run", "table2", "--dataset", "tiny", "--methods", "dropconnect++,none")
     assert code == 0
     assert rows() == []
-    assert err.splitlines() == ["timing No regularization", "timing DropConnect++"]
-    assert len(notes("timings")) == 2
+    assert err.splitlines() == ["timing in turn: DropConnect++, No regularization, DropConnect++ (hyper=optimal)"]
+    assert len(notes("timings")) == 3
     assert "DropConnect++" in out
     assert "per epoch" in out
 
@@ -397,7 +397,7 @@ def test_the_demo_trains_times_and_reports(dcpp, small_demo):
     code, out, err = dcpp("demo", "--repeats", "2", "--epochs", "1", "--device", "cpu")
     assert code == 0
     assert "8 replicas, 1 epochs" in err
-    assert "timing DropConnect++" in err
+    assert "timing in turn: No regularization, Dropout, DropConnect, DropConnect++" in err
     assert [row.status for row in rows("dcpp-demo")] == ["done"] * 8
     assert len(notes("timings", "dcpp-demo")) == 4
     for label in ("No regularization", "Dropout", "DropConnect", "DropConnect++"):

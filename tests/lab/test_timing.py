@@ -46,7 +46,7 @@ def tiny() -> Dataset:
     ],
 )
 def test_every_method_is_measured_in_training_and_prediction(method, predictions):
-    found = timing.measure(replace(TINY, method=method), tiny(), CPU, repeats=2, steps=2)
+    (found,) = timing.measure([replace(TINY, method=method)], tiny(), CPU, rounds=2, steps=2)
     assert set(found) == {"seconds_per_epoch", "replicas", "prediction", "device"}
     assert set(found["prediction"]) == predictions
     seconds = [found["seconds_per_epoch"], *found["prediction"].values()]
@@ -63,12 +63,11 @@ def test_an_epoch_is_scaled_from_its_first_steps_and_shared_by_the_replicas(monk
         return real(stack)
 
     monkeypatch.setattr(Stack, "train_epoch", train_epoch)
-    monkeypatch.setattr(timing, "median_seconds", lambda *_: steps.append(0) or 6.0)
-    monkeypatch.setattr(timing, "_prediction", lambda *_: {})
-    found = timing.measure(TINY, tiny(), CPU, replicas=3, steps=2)
+    monkeypatch.setattr(timing, "seconds", lambda *_: 6.0)
+    (found,) = timing.measure([TINY], tiny(), CPU, replicas=3, steps=2)
     # Shuffling once, then four batches an epoch of which two are timed; shared by three replicas.
     assert found["seconds_per_epoch"] == (6.0 + 6.0 / 2 * 4) / 3
-    assert steps == [2, 0, 0]  # once before the clock starts
+    assert steps == [2]  # once before the clock starts
 
 
 def test_the_median_of_the_repeats_counts(monkeypatch):
@@ -79,9 +78,26 @@ def test_the_median_of_the_repeats_counts(monkeypatch):
     assert len(calls) == 3
 
 
+def test_methods_are_timed_in_turn_after_each_has_run_once(monkeypatch):
+    called: list[str] = []
+    runs = [{"a": lambda: called.append("a"), "b": lambda: called.append("b")}, {"c": lambda: called.append("c")}]
+    times = iter([1.0, 2.0, 3.0, 1.0, 4.0, 9.0, 7.0, 2.0, 3.0])
+    monkeypatch.setattr(timing, "seconds", lambda run, _: (run(), next(times))[1])
+    assert timing._in_rounds(runs, CPU, 3) == [{"a": 1.0, "b": 2.0}, {"c": 3.0}]
+    assert "".join(called) == "abc" * 4
+
+
+def test_slow_machines_get_five_rounds(monkeypatch):
+    clock = iter(range(0, 10_000, 1_000))
+    monkeypatch.setattr(timing.time, "monotonic", lambda: next(clock))
+    called: list[int] = []
+    timing._in_rounds([{"a": lambda: called.append(1)}], CPU, 31)
+    assert len(called) == 1 + 5
+
+
 def test_predictions_are_scaled_to_ten_thousand(monkeypatch):
-    monkeypatch.setattr(timing, "median_seconds", lambda *_: 3.0)
-    found = timing.measure(replace(TINY, method=Method(kind="none")), tiny(), CPU, steps=1)
+    monkeypatch.setattr(timing, "seconds", lambda *_: 3.0)
+    (found,) = timing.measure([replace(TINY, method=Method(kind="none"))], tiny(), CPU, steps=1)
     assert found["prediction"] == {"none": pytest.approx(3.0 * 10_000 / 30)}
 
 
@@ -97,9 +113,3 @@ def test_what_is_open_gets_any_value_and_the_rest_stays():
 def test_a_complete_protocol_is_timed_as_it_is():
     protocol = replace(TINY, method=Method(kind="dropout", rate=0.1))
     assert timing.complete(protocol) == protocol
-
-
-def test_no_regularisation_comes_first_and_the_others_keep_their_order():
-    kinds = ["dropconnect++", "dropout", "none", "dropconnect"]
-    found = timing.in_turn([timing.complete(paper("cifar10", kind)) for kind in kinds])
-    assert [protocol.method.kind for protocol in found] == ["none", "dropconnect++", "dropout", "dropconnect"]

@@ -176,7 +176,7 @@ def demo(
         _remember_command(experiment, runner)
         if not _train(experiment, runner):
             raise typer.Exit(3)
-        _time(experiment, runner, repeats=3, steps=5)
+        _time(experiment, runner, rounds=3, steps=5)
     _report(out)
 
 
@@ -421,16 +421,18 @@ def _train(experiment: Experiment, runner: Runner) -> bool:
     return not outcome.left
 
 
-def _time(experiment: Experiment, runner: Runner, repeats: int = 5, steps: int = 30) -> None:
+def _time(experiment: Experiment, runner: Runner, rounds: int = 31, steps: int = 30) -> None:
     from dropconnectpp.lab import timing
 
-    for protocol in timing.in_turn(experiment.protocols):
-        runner.display.note(f"timing {protocol.method.label}")
-        timed = timing.complete(protocol)
-        found = timing.measure(timed, runner.dataset(protocol.data), runner.device, repeats=repeats, steps=steps)
-        with runner.store() as store:
+    protocols = experiment.protocols
+    runner.display.note(f"timing in turn: {', '.join(protocol.method.label for protocol in protocols)}")
+    dataset = runner.dataset(protocols[0].data)
+    complete = [timing.complete(protocol) for protocol in protocols]
+    found = timing.measure(complete, dataset, runner.device, rounds=rounds, steps=steps)
+    with runner.store() as store:
+        for protocol, timings in zip(protocols, found, strict=True):
             store.add(protocol)
-            store.write_note(protocol.digest, "timings", found)
+            store.write_note(protocol.digest, "timings", timings)
 
 
 def _remember_command(experiment: Experiment, runner: Runner) -> None:

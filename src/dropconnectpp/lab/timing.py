@@ -1,4 +1,4 @@
-"""Table 2: seconds per epoch of each method, and what a prediction costs. Measured warm, one after the other."""
+"""Table 2: seconds per epoch of each method, and what a prediction costs. Measured warm and in turn."""
 
 from __future__ import annotations
 
@@ -18,71 +18,104 @@ from dropconnectpp.lab.protocol import Protocol
 from dropconnectpp.lab.training import Stack, Unit
 
 PREDICTIONS = 10_000
-STEPS = 30
-"""Training steps that are timed; an epoch is as many times that."""
+PATIENCE = 60.0
+"""Seconds after which no round begins, but for the first five."""
 MC_SAMPLES = 30
+
+Runs = dict[str, Callable[[], object]]
 
 
 def measure(
-    protocol: Protocol,
+    protocols: Sequence[Protocol],
     dataset: Dataset,
     device: torch.device,
     *,
     replicas: int = 1,
-    repeats: int = 5,
-    steps: int = STEPS,
-) -> dict[str, Any]:
-    """Timings of one complete protocol: medians over the repeats, warm."""
-    stack = Stack([Unit(protocol, replica) for replica in range(replicas)], dataset, device)
-    whole = len(stack.batches)
-    stack.batches = stack.batches[:steps]
-    stack.train_epoch()
-    shuffled = median_seconds(stack.shuffle, device, repeats)
-    taken = median_seconds(stack.train_batches, device, repeats)
-    return {
-        "seconds_per_epoch": (shuffled + taken / len(stack.batches) * whole) / replicas,
-        "replicas": replicas,
-        "prediction": _prediction(stack, device, repeats),
-        "device": devices.describe(device),
-    }
+    rounds: int = 31,
+    steps: int = 30,
+) -> list[dict[str, Any]]:
+    """Timings of complete protocols on one data set: medians over the rounds.
+
+    A round times each once, so that a clock that rises or a busy neighbour meets all alike. An epoch is scaled from its
+    first `steps`.
+    """
+    stacks = [
+        Stack([Unit(protocol, replica) for replica in range(replicas)], dataset, device) for protocol in protocols
+    ]
+    epochs = [len(stack.batches) for stack in stacks]
+    for stack in stacks:
+        stack.examples = stacks[0].examples  # one copy of the pictures
+        stack.batches = stack.batches[:steps]
+        stack.train_epoch()
+    runs = [{"shuffle": stack.shuffle, "steps": stack.train_batches, **_predictions(stack)} for stack in stacks]
+    medians = _in_rounds(runs, device, rounds)
+    return [
+        {
+            "seconds_per_epoch": (found.pop("shuffle") + found.pop("steps") / len(stack.batches) * epoch) / replicas,
+            "replicas": replicas,
+            "prediction": {name: seconds * PREDICTIONS / _examples(stack) for name, seconds in found.items()},
+            "device": devices.describe(device),
+        }
+        for stack, epoch, found in zip(stacks, epochs, medians, strict=True)
+    ]
 
 
-def _prediction(stack: Stack, device: torch.device, repeats: int) -> dict[str, float]:
-    """Seconds per 10,000 predictions of the first replica as an ordinary module."""
-    module = modules.to_module(stack, 0).to(device)
-    images = stack.examples.test_images[: min(1_000, len(stack.examples.test_images))]
-    batches = [stack.examples.standardise(part, stack.dtype) for part in images.split(evaluation.CHUNK // 4)]
-    scale = PREDICTIONS / len(images)
+def _in_rounds(runs: Sequence[Runs], device: torch.device, rounds: int) -> list[dict[str, float]]:
+    taken: list[dict[str, list[float]]] = [{name: [] for name in one} for one in runs]
+    for one in runs:
+        for run in one.values():
+            run()
+    start = time.monotonic()
+    for done in range(rounds):
+        if done >= 5 and time.monotonic() - start > PATIENCE:
+            break
+        for one, times in zip(runs, taken, strict=True):
+            for name, run in one.items():
+                times[name].append(seconds(run, device))
+    return [{name: statistics.median(several) for name, several in times.items()} for times in taken]
 
-    @torch.no_grad()
-    def run(model: Callable[[Any], Any]) -> None:
-        for batch in batches:
-            model(batch)
 
-    def timed(model: Callable[[Any], Any]) -> float:
-        run(model)
-        return scale * median_seconds(lambda: run(model), device, repeats)
+def _examples(stack: Stack) -> int:
+    """Pictures that are predicted in a round: a processor takes long for 10,000."""
+    return min(PREDICTIONS if stack.device.type == "cuda" else 1_000, len(stack.examples.test_images))
+
+
+def _predictions(stack: Stack) -> Runs:
+    """The ways in which the first replica, as an ordinary module, can predict."""
+    module = modules.to_module(stack, 0).to(stack.device)
+    images = stack.examples.test_images[: _examples(stack)]
+    batches = [stack.examples.standardise(part, stack.dtype) for part in images.split(evaluation.CHUNK)]
+
+    def of(model: Callable[[Any], Any]) -> Callable[[], None]:
+        @torch.no_grad()
+        def run() -> None:
+            for batch in batches:
+                model(batch)
+
+        return run
 
     kind = stack.protocol.method.kind
     if kind in ("none", "dropout"):
-        return {kind: timed(module)}
-    found = {"mean": timed(module)}
+        return {kind: of(module)}
+    found: Runs = {"mean": of(module)}
     if stack.protocol.method.evaluation == "mean":  # no plain layer does what "gaussian" does
-        found["folded"] = timed(dropconnectpp.to_dense(module))
-    found[f"mc{MC_SAMPLES}"] = timed(lambda batch: dropconnectpp.predict(module, batch, num_samples=MC_SAMPLES))
+        found["folded"] = of(dropconnectpp.to_dense(module))
+    found[f"mc{MC_SAMPLES}"] = of(lambda batch: dropconnectpp.predict(module, batch, num_samples=MC_SAMPLES))
     return found
 
 
 def median_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Of a call on a device, over the repeats."""
+    return statistics.median(seconds(run, device) for _ in range(repeats))
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
     """Of a call on a device, once everything queued there is done."""
-    taken = []
-    for _ in range(repeats):
-        _wait(device)
-        start = time.perf_counter()
-        run()
-        _wait(device)
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+    _wait(device)
+    start = time.perf_counter()
+    run()
+    _wait(device)
+    return time.perf_counter() - start
 
 
 def _wait(device: torch.device) -> None:
@@ -100,8 +133,3 @@ def complete(protocol: Protocol) -> Protocol:
     return replace(
         protocol, method=method, training=replace(protocol.training, step_size=protocol.training.step_size or 0.005)
     )
-
-
-def in_turn(protocols: Sequence[Protocol]) -> list[Protocol]:
-    """No regularisation first: it is what the others are compared with."""
-    return sorted(protocols, key=lambda protocol: protocol.method.kind != "none")
