@@ -39,7 +39,7 @@ RARE = [
     "straight-through, skewed, slab",
 ]
 KINDS = [*COMMON, *RARE]
-SAMPLED = [(kind, 1) for kind in KINDS] + [(kind, 3) for kind in [*LEARNED, *RARE[1:]]]
+SAMPLED = [(kind, 1) for kind in KINDS] + [(kind, 3) for kind in KINDS if kind != "open"]
 """Kinds of gates with how many samples they take."""
 STEP = 12
 
@@ -64,7 +64,7 @@ class Case:
         self.gate: Gate = OpenGate()
         slab_scale = 0.2 if "slab" in kind else 0.0
         if "fixed" in kind:
-            self.gate = FixedGate(torch.linspace(0.2, 0.8, stack, dtype=dtype), STREAM, slab_scale)
+            self.gate = FixedGate(torch.linspace(0.2, 0.8, stack, dtype=dtype), STREAM, samples, slab_scale)
         elif kind != "open":
             self.gate = LearnedGate(
                 logit,
@@ -245,6 +245,8 @@ def test_what_is_missing_is_named() -> None:
         LearnedGate(logit, STREAM, kl_scale, alpha=logit)
     with pytest.raises(ArgumentError, match="samples"):
         LearnedGate(logit, STREAM, kl_scale, samples=0)
+    with pytest.raises(ArgumentError, match="samples"):
+        FixedGate(kl_scale, STREAM, samples=0)
     for wrong in (torch.zeros(()), torch.zeros(2), torch.zeros(1, 1)):
         with pytest.raises(ArgumentError, match=r"kl_scale must have shape \(1,\), got"):
             LearnedGate(logit, STREAM, wrong)
@@ -469,7 +471,7 @@ def test_the_step_with_given_masks_is_the_step(kind: str, samples: int) -> None:
     ("kind", "shape", "samples"),
     [(kind, shape, 1) for kind in COMMON for shape in SHAPES + ODD_SHAPES]
     + [(kind, shape, 1) for kind in RARE for shape in SAMPLED_SHAPES]
-    + [(kind, shape, 3) for kind in LEARNED for shape in SAMPLED_SHAPES],
+    + [(kind, shape, 3) for kind in ("fixed", *LEARNED) for shape in SAMPLED_SHAPES],
 )
 def test_the_layer_on_a_gpu_is_its_twin(kind: str, shape: tuple[int, int, int, int], samples: int) -> None:
     start = on_gpu(kind, shape, samples)
@@ -538,7 +540,7 @@ def test_a_replica_on_a_gpu_does_not_know_of_the_others(
 @needs_gpu
 @pytest.mark.parametrize("width", [75, 256, 4096])
 def test_masks_on_a_gpu_are_the_streams(width: int) -> None:
-    for kind, samples in (("fixed", 1), ("score", 1), ("score", 3)):
+    for kind, samples in (("fixed", 1), ("fixed", 3), ("score", 1), ("score", 3)):
         start = on_gpu(kind, (3, width, 64, width), samples)
         # One example for each input, so that a gated product is a mask, and a masked gradient too: here how many keep.
         start.x = torch.eye(width, device="cuda", dtype=torch.bfloat16).expand(3, width, width).contiguous()

@@ -133,7 +133,7 @@ def test_whole_numbers_and_fractions_that_are_equal_have_one_digest():
         {"kind": "none", "rate": 0.5},
         {"kind": "none", "hyper": "optimal"},
         {"kind": "dropout", "evaluation": "gaussian"},
-        {"kind": "dropconnect", "num_samples": 4},
+        {"kind": "dropout", "num_samples": 4},
         {"evaluation": "gaussian"},
         {"rate": 0.5},
         {"estimator": "straight-through", "baseline": "mean-network"},
@@ -305,6 +305,7 @@ def test_tables_call_methods_by_name_and_what_was_changed():
     assert late.label == "DropConnect++ (kl_warmup=5, freeze_after=8, slab=0.03)"
     assert Method(kind="dropconnect", rate=0.5, slab=0.03).label == "DropConnect (slab=0.03)"
     assert Method(kind="dropconnect", rate=0.5, evaluation="gaussian").label == "DropConnect"
+    assert Method(kind="dropconnect", rate=0.5, num_samples=5).label == "DropConnect (num_samples=5)"
 
 
 def test_settings_that_came_late_are_left_out_where_they_are_not_set():

@@ -634,6 +634,7 @@ def test_a_read_only_array_is_shared_without_a_warning():
 
 WRITTEN = {
     "dropconnect": Method(kind="dropconnect", rate=0.3, slab=0.2),
+    "dropconnect, three masks": Method(kind="dropconnect", rate=0.3, num_samples=3),
     "learned": Method(estimator="straight-through", alpha=1.5, slab=0.2, kl_weight=3.0, kl_warmup=3),
     "optimal": Method(
         estimator="straight-through", hyper="optimal", alpha=2.0, beta=0.7, slab=0.2, num_samples=2, kl_warmup=3
@@ -782,6 +783,8 @@ COVERED = [
     Method(hyper="optimal", logit_step=30.0),
     Method(hyper="optimal", baseline="mean-network"),
     Method(estimator="straight-through", alpha=2.0, beta=0.5),
+    Method(kind="dropconnect", rate=0.4, num_samples=3),
+    Method(kind="dropconnect", rate=0.4, num_samples=2, slab=0.1),
     Method(num_samples=2),
     Method(num_samples=3, hyper="optimal"),
     Method(num_samples=2, baseline="leave-one-out"),

@@ -146,7 +146,7 @@ class Method:
     parameterisation: Literal["logit", "probability"] = "logit"
     """Not stated: what Adagrad moves, pi~'s log-odds or pi~ itself."""
     num_samples: int = 1
-    """"drawing just one sample per minibatch; that is, we use L = 1"."""
+    """"drawing just one sample per minibatch; that is, we use L = 1". Of DropConnect, masks of a minibatch too."""
     logit_step: float | None = 1.0
     """Step size of the posterior's parameters as a multiple of the weights'. None: choose it on held-out training
     data, as a rate."""
@@ -194,7 +194,7 @@ class Method:
         used = {
             "none": {"kind"},
             "dropout": {"kind", "rate"},
-            "dropconnect": {"kind", "rate", "evaluation", "slab"},
+            "dropconnect": {"kind", "rate", "evaluation", "num_samples", "slab"},
             "dropconnect++": {item.name for item in fields(self)} - {"rate", "evaluation"},
         }[self.kind]
         idle = {
@@ -245,7 +245,7 @@ class Method:
         if self.kind == "none":
             return "No regularization"
         name = {"dropout": "Dropout", "dropconnect": "DropConnect", "dropconnect++": "DropConnect++"}[self.kind]
-        shown = [f for f in fields(self) if not self.has_rate or f.metadata == LATE]
+        shown = [f for f in fields(self) if not self.has_rate or f.metadata == LATE or f.name == "num_samples"]
         changed = [f"{f.name}={getattr(self, f.name)}" for f in shown if getattr(self, f.name) != f.default]
         return name + (f" ({', '.join(changed)})" if changed else "")
 

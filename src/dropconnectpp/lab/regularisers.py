@@ -146,12 +146,17 @@ class Dropout(Regulariser):
 class DropConnect(Regulariser):
     """Each synapse is dropped at one fixed rate; prediction by the mean or by a Gaussian."""
 
+    @property
+    def passes(self) -> int:
+        return self.method.num_samples
+
     def train_pass(self, x: Tensor, weight: Tensor, bias: Tensor, step: Tensor, index: int) -> Tensor:
         gates = [self._mask("mask", name, step, index) for name in SYNAPSES]
         return torch.relu(linear(x, gating.masked(weight, gates[0]), gating.masked(bias, gates[1])))
 
     def gate(self, name: str = "weight") -> Gate | None:
-        return FixedGate(1.0 - self.rates, self._stream(f"mask:{name}"), self._slab_scale)
+        keep, samples = 1.0 - self.rates, self.method.num_samples
+        return FixedGate(keep, self._stream(f"mask:{name}"), samples, self._slab_scale)
 
     def slab_loss(self, name: str, value: Tensor) -> Tensor | None:
         """sum pi~ W^2 / (2 slab^2 N), with a gradient by the weight and by what pi~ is learned by."""
@@ -168,7 +173,8 @@ class DropConnect(Regulariser):
         return self.keep_probability(name)
 
     def gated_bias(self, bias: Tensor, step: Tensor) -> Tensor:
-        return gating.masked(bias, self._mask("mask", "bias", step, 0)).unsqueeze(0)
+        masks = torch.stack([self._mask("mask", "bias", step, draw) for draw in range(self.method.num_samples)])
+        return gating.masked(bias.expand_as(masks), masks)
 
     def mean_pass(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         keep = 1.0 - self.rates

@@ -30,7 +30,7 @@ FORWARD_I, FORWARD_LAUNCH = 64, {"num_warps": 8, "num_stages": 2, "maxnreg": 128
 MANY_I, MANY_LAUNCH = 32, {"num_warps": 4, "num_stages": 3}
 """The forward pass of a layer with more units than one tile has."""
 BACKWARD_I, CROWDED_I = 64, 32
-"""The second is for learned gates straight through, with a slab, many units or several samples: they need more
+"""The second is for several samples, and for learned gates straight through, with a slab or many units: they need more
 registers."""
 BACKWARD_LAUNCH = {"num_warps": 8, "num_stages": 1, "maxnreg": 128}
 GATE_BLOCK, HYPER_BLOCK, GATE_WARPS = 1024, 512, 4
@@ -45,11 +45,15 @@ class OpenGate:
 
 @dataclass(frozen=True)
 class FixedGate:
-    """z = [u < keep], with one keep probability (R,) per replica: DropConnect. ``slab_scale`` as for `LearnedGate`."""
+    """z = [u < keep], with one keep probability (R,) per replica: DropConnect. The rest is as for `LearnedGate`."""
 
     keep: Tensor
     stream: Stream
+    samples: int = 1
     slab_scale: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_count("samples", self.samples)
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ def _known(gate: LearnedGate) -> bool:
 
 
 def _samples(gate: Gate) -> int:
-    return gate.samples if isinstance(gate, LearnedGate) else 1
+    return 1 if isinstance(gate, OpenGate) else gate.samples
 
 
 def _ready(*parameters: Tensor | None) -> bool:
@@ -144,14 +148,11 @@ def _draw(gate: Gate, weight: Tensor, replicas: Tensor, step: Tensor | int) -> I
     """The samples' masks, one after the other."""
     if isinstance(gate, OpenGate):
         yield None
-    elif isinstance(gate, FixedGate):
-        yield draw_masks(gate.stream, gate.keep[:, None, None].expand_as(weight), replicas, step)
     else:
-        yield from _learned_masks(gate, replicas, step)
+        yield from _masks(gate, _keep(gate).expand_as(weight), replicas, step)
 
 
-def _learned_masks(gate: LearnedGate, replicas: Tensor, step: Tensor | int) -> Iterator[Tensor]:
-    keep = torch.sigmoid(gate.logit)
+def _masks(gate: FixedGate | LearnedGate, keep: Tensor, replicas: Tensor, step: Tensor | int) -> Iterator[Tensor]:
     for sample in range(gate.samples):
         yield draw_masks(gate.stream, keep, replicas, step, sample)
 
@@ -286,8 +287,8 @@ def _backward_by_kernel_(
 ) -> Tensor:
     (stack, batch, width), units = x.shape, weight.shape[1]
     learned = gate if isinstance(gate, LearnedGate) else None
-    crowded = learned is not None and (
-        learned.kind != "score" or learned.slab_scale > 0 or units > BACKWARD_O or learned.samples > 1
+    crowded = _samples(gate) > 1 or (
+        learned is not None and (learned.kind != "score" or learned.slab_scale > 0 or units > BACKWARD_O)
     )
     block_b, block_i = _tile(batch, BLOCK_B), CROWDED_I if crowded else BACKWARD_I
     by_x = torch.empty((stack, batch, width), device=x.device, dtype=x.dtype)
@@ -356,7 +357,7 @@ def update_gate_(
         raise ArgumentError(f"a slab needs the weight before the step, of shape {tuple(gate.logit.shape)}.")
     if _ready(gate.logit, gate.alpha, gate.beta, update.logit, update.alpha, update.beta, weight) and _known(gate):
         return _gate_by_kernel_(gate, replicas, step, update, weight)
-    return _update_gate_(gate, _learned_masks(gate, replicas, step), update, weight)
+    return _update_gate_(gate, _masks(gate, torch.sigmoid(gate.logit), replicas, step), update, weight)
 
 
 def _update_gate_(gate: LearnedGate, masks: Iterable[Tensor], update: Adagrad, weight: Tensor | None) -> Tensor:
