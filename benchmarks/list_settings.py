@@ -2,7 +2,8 @@
 
 `python benchmarks/list_settings.py results.sqlite --out records/DATE-NAME/cifar10_search.md` lists all protocols of
 the stores with a holdout, trials for rates and logit steps among them, in the order of accuracy; what diverged comes
-last. The test set is in none of these numbers.
+last. ± is half the 95% interval of the mean. The test set is in none of these numbers. `--least 12` lists settings with
+that many networks alone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dropconnectpp.lab.statistics import summarise
+from dropconnectpp.lab.statistics import Summary, summarise
 from dropconnectpp.lab.store import FINAL, Row, Store
 
 SHARE = 0.1
@@ -41,11 +42,19 @@ def tried(stores: Sequence[Path]) -> list[list[Row]]:
     return list(found.values())
 
 
-def mean_of(rows: Sequence[Row], value: Callable[[Mapping[str, Any]], float | None]) -> float | None:
+def summary_of(rows: Sequence[Row], value: Callable[[Mapping[str, Any]], float | None]) -> Summary | None:
     """Over replicas; None where one has no such number, or diverged."""
     values = [value(row.results) if row.status == "done" else None for row in rows]
     known = [one for one in values if one is not None]
-    return summarise(known).mean if len(known) == len(values) else None
+    return summarise(known) if len(known) == len(values) else None
+
+
+def shown(found: Summary | None, digits: int) -> str:
+    """The mean, and how far its interval reaches."""
+    if found is None:
+        return "–"
+    spread = f" ± {(found.interval[1] - found.mean):.{digits}f}" if found.interval else ""
+    return f"{found.mean:.{digits}f}{spread}"
 
 
 def pruned(results: Mapping[str, Any], score: str) -> float | None:
@@ -62,34 +71,36 @@ def described(rows: Sequence[Row]) -> str:
 
 def line(rows: Sequence[Row]) -> tuple[float, list[str]]:
     """The mean accuracy, which sorts, and the cells of a setting."""
-    accuracy = mean_of(rows, lambda one: one["accuracy"])
-    values = (
-        (accuracy, 2),
-        (mean_of(rows, lambda one: one["nll"]), 4),
-        (mean_of(rows, lambda one: (one["uncertainty"] or {}).get("nll")), 4),
-        (mean_of(rows, lambda one: pruned(one, "keep_probability")), 2),
-        (mean_of(rows, lambda one: pruned(one, "magnitude")), 2),
-        (mean_of(rows, lambda one: (one["posterior"] or {}).get("mean")), 3),
-    )
-    shown = ["–" if value is None else f"{value:.{digits}f}" for value, digits in values]
+    accuracy, mean = summary_of(rows, lambda one: one["accuracy"]), lambda one: (one["posterior"] or {}).get("mean")
+    values = [
+        shown(accuracy, 2),
+        shown(summary_of(rows, lambda one: one["nll"]), 4),
+        shown(summary_of(rows, lambda one: (one["uncertainty"] or {}).get("nll")), 4),
+        shown(summary_of(rows, lambda one: pruned(one, "keep_probability")), 2),
+        shown(summary_of(rows, lambda one: pruned(one, "magnitude")), 2),
+        shown(summary_of(rows, mean), 3).split(" ")[0],
+    ]
     diverged = sum(row.status != "done" for row in rows)
     count = f"{len(rows)} ({diverged} diverged)" if diverged else str(len(rows))
     epochs = str(rows[0].protocol.settings["training"]["epochs"])
-    return -1.0 if accuracy is None else accuracy, [described(rows), epochs, count, *shown]
+    return -1.0 if accuracy is None else accuracy.mean, [described(rows), epochs, count, *values]
 
 
 def main() -> None:
     """Print the list."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("stores", nargs="+", type=Path)
+    options.add_argument("--least", type=int, default=1, metavar="N")
     options.add_argument("--out", type=Path)
     given = options.parse_args()
-    lines = sorted(map(line, tried(given.stores)), key=lambda one: -one[0])
+    settings = [rows for rows in tried(given.stores) if len(rows) >= given.least]
+    lines = sorted(map(line, settings), key=lambda one: -one[0])
     if not lines:
         raise SystemExit("No setting was tried on held-out data in these stores.")
     rule = [":--", *["--:"] * (len(HEADER) - 1)]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in [HEADER, rule, *(cells for _, cells in lines)])
-    text = f"## Settings that were tried on held-out training data\n\n{len(lines)} settings.\n\n{table}\n"
+    which = f" with {given.least} networks or more" if given.least > 1 else ""
+    text = f"## Settings that were tried on held-out training data\n\n{len(lines)} settings{which}.\n\n{table}\n"
     print(text)
     if given.out:
         given.out.write_text(text)

@@ -502,10 +502,14 @@ def test_every_setting_that_was_tried_is_listed(tmp_path: Path) -> None:
     rows = lines((tmp_path / "tried.md").read_text())
     assert sorted(row[0] for row in rows) == ["DropConnect++ (hyper=optimal)", "DropConnect, rate 0.5"]
     assert [row[1:3] for row in rows] == [["1", "2"], ["1", "2"]]
-    assert float(rows[0][3]) >= float(rows[1][3])
+    accuracies = [[float(part) for part in row[3].split(" ± ")] for row in rows]
+    assert accuracies[0][0] >= accuracies[1][0]
+    assert all(len(one) == 2 and one[1] >= 0.0 for one in accuracies)
     by_posterior = {row[0]: row[6] for row in rows}
     assert by_posterior["DropConnect, rate 0.5"] == "–"
-    assert 0.0 <= float(by_posterior["DropConnect++ (hyper=optimal)"]) <= 100.0
+    assert 0.0 <= float(by_posterior["DropConnect++ (hyper=optimal)"].split(" ")[0]) <= 100.0
+    more = run("list_settings.py", str(tmp_path / "results.sqlite"), "--least", "3")
+    assert more.returncode == 1
     empty = run("list_settings.py", str(KERNELS / "mixed.sqlite"))
     assert empty.returncode == 1
     assert "No setting" in empty.stderr
