@@ -28,13 +28,12 @@ needs_triton = pytest.mark.skipif(
 # gradient lies inside a larger poisoned buffer, so that a write outside its range shows too.
 INTERPRETED = """
 import torch
-from dropconnectpp import functional, polynomials
-from dropconnectpp._triton import posterior_kernel
+from dropconnectpp import _triton, functional, kernels
 
 POISON = 12345.0
 torch.manual_seed(0)
 
-def check(count, block, scored, gradient):
+def check(count, block, scored, gradient, prior):
     logit = 4 * torch.randn(count)
     logit[0] = 0.0
     logit[count // 2] = -30.0
@@ -43,14 +42,15 @@ def check(count, block, scored, gradient):
     programs = -(-count // block)
     partial = torch.full((2, programs), POISON)
     room = torch.full((count + 2 * block,), POISON)
-    posterior_kernel[(programs,)](
+    kernel, polynomial = kernels._kernel_for(*prior)
+    assert kernel is (_triton.posterior_kernel if prior == (1.0, 1.0) else _triton.prior_kernel)
+    kernel[(programs,)](
         logit, mask.view(torch.uint8), coefficient, kl_scale, room[block:], partial, count, programs,
-        *polynomials.VALUE_POLYNOMIAL[torch.float32], *polynomials.SLOPE_POLYNOMIAL[torch.float32],
-        SCALE_IS_POINTER=True, SCORED=scored, GRADIENT=gradient, BLOCK=block,
+        *polynomial, SCALE_IS_POINTER=True, SCORED=scored, GRADIENT=gradient, BLOCK=block,
     )
-    kl, slope = functional.collapsed_kl(logit.double(), 1.0, 1.0)
+    kl, slope = functional.collapsed_kl(logit.double(), *prior)
     score = functional.bernoulli_score(mask, logit.double())
-    what = f"{count} elements in blocks of {block}, scored={scored}, gradient={gradient}"
+    what = f"{count} elements in blocks of {block}, scored={scored}, gradient={gradient}, prior={prior}"
     sums = partial.double().sum(1)
     assert torch.isclose(sums[0], kl.sum(), rtol=2e-6), what
     expected = 0.3 * slope - (-0.7 * score if scored else 0.0)
@@ -68,7 +68,8 @@ def check(count, block, scored, gradient):
 for count, block in [(1, 16), (15, 16), (16, 16), (17, 16), (1000, 128), (1024, 1024), (1025, 1024), (3001, 1024)]:
     for scored in (False, True):
         for gradient in (False, True):
-            check(count, block, scored, gradient)
+            for prior in [(1.0, 1.0), (10.0, 90.0), (2.0, 0.7), (3.0, 3.0)]:
+                check(count, block, scored, gradient, prior)
 
 from test_kernels import compare_gates
 for count in (1, 1023, 1024, 1025):
@@ -121,10 +122,12 @@ def _on_gpu(function: Any) -> Any:
     return function
 
 
-def _reference(logit: Tensor, mask: Tensor | None, coefficient: float, kl_scale: float) -> tuple[Tensor, ...]:
+def _reference(
+    logit: Tensor, mask: Tensor | None, coefficient: float, kl_scale: float, prior: tuple[float, float] = (1.0, 1.0)
+) -> tuple[Tensor, ...]:
     """KL sum, sum of squared scores and gradient, by their definition, on the CPU in float64."""
     wide = logit.cpu().double()
-    kl, slope = functional.collapsed_kl(wide, 1.0, 1.0)
+    kl, slope = functional.collapsed_kl(wide, *prior)
     assert kl is not None
     assert slope is not None
     if mask is None:
@@ -135,14 +138,15 @@ def _reference(logit: Tensor, mask: Tensor | None, coefficient: float, kl_scale:
 
 @_on_gpu
 @needs_triton
+@pytest.mark.parametrize("prior", [(1.0, 1.0), (10.0, 90.0), (2.0, 0.7)])
 @pytest.mark.parametrize("scored", [False, True])
 @pytest.mark.parametrize("count", [1, 1000, 2**20 + 3])
-def test_the_kernel_agrees_with_float64(count: int, scored: bool) -> None:
+def test_the_kernel_agrees_with_float64(count: int, scored: bool, prior: tuple[float, float]) -> None:
     logit = 4 * torch.randn(count, device="cuda")
     mask = torch.rand(count, device="cuda") < 0.5 if scored else None
     coefficients = torch.tensor([-0.7], device="cuda") if scored else None
-    expected = _reference(logit, mask, -0.7, 0.3)
-    runs = [kernels.posterior_pass(logit, mask, coefficients, 0.3, True) for _ in range(3)]
+    expected = _reference(logit, mask, -0.7, 0.3, prior)
+    runs = [kernels.posterior_pass(logit, mask, coefficients, 0.3, True, prior) for _ in range(3)]
     for kl, squared, gradient in runs:
         assert gradient is not None
         torch.testing.assert_close(kl.cpu().double(), expected[0], rtol=2e-6, atol=1e-6)
@@ -181,6 +185,9 @@ def test_a_layer_takes_the_kernel_where_it_can() -> None:
     assert kernels.covers(layer, layer.weight_logit.detach(), None, [mask], [], None) is taken
     assert not kernels.covers(wide, wide.weight_logit.detach(), None, [mask], [], None)
     assert not kernels.covers(layer, layer.weight_logit.detach(), mask, [mask], [], None)
+    for prior, known in (((10.0, 90.0), taken), ((0.1, 1.0), False)):
+        other = dcpp.DropConnectPPLinear(30, 20, alpha=prior[0], beta=prior[1], device="cuda")
+        assert kernels.covers(other, other.weight_logit.detach(), None, [mask], [], None) is known
     coefficient = torch.tensor([0.2], device="cuda")
     found = fused.posterior_pass(layer, "weight", kl_scale=0.1, masks=[mask], coefficients=coefficient)
     expected = _reference(layer.weight_logit.detach(), mask, 0.2, 0.1)

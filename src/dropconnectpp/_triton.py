@@ -25,12 +25,62 @@ def uniform_slope(logit, small, large, t, s5, s4, s3, s2, s1, s0):  # type: igno
 
 
 @triton.jit
+def prior_term(logit, t, even, odd):  # type: ignore[no-untyped-def]
+    """A polynomial of `polynomials`, even(t^2) + t odd(t^2), at t with the sign of the logit."""
+    s = t * t
+    level = ((((even[0] * s + even[1]) * s + even[2]) * s + even[3]) * s + even[4]) * s + even[5]
+    slant = t * (((((odd[0] * s + odd[1]) * s + odd[2]) * s + odd[3]) * s + odd[4]) * s + odd[5])
+    return level + tl.where(logit < 0, -slant, slant)
+
+
+@triton.jit
 def prior_slope(logit, small, large, t, even, odd):  # type: ignore[no-untyped-def]
     """dKL/dlogit for any prior at the best q(pi), t = tanh(|logit| / 2), by `polynomials.prior_polynomial`."""
-    s = t * t
-    term = ((((even[0] * s + even[1]) * s + even[2]) * s + even[3]) * s + even[4]) * s + even[5]
-    slant = t * (((((odd[0] * s + odd[1]) * s + odd[2]) * s + odd[3]) * s + odd[4]) * s + odd[5])
-    return (logit - (term + tl.where(logit < 0, -slant, slant))) * small * large
+    return (logit - prior_term(logit, t, even, odd)) * small * large
+
+
+@triton.jit
+def halves(logit):  # type: ignore[no-untyped-def]
+    """|logit|, the smaller and the larger of pi~ and 1 - pi~, and t, by how much they differ."""
+    size = tl.abs(logit)
+    decay = tl.exp(-size)
+    large = 1.0 / (1.0 + decay)
+    return size, decay * large, large, tanh_of_half(size, decay, large)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def store_pass(  # type: ignore[no-untyped-def]
+    program,
+    programs,
+    offsets,
+    inside,
+    logit,
+    small,
+    large,
+    kl,
+    slope,
+    mask_ptr,
+    coefficient_ptr,
+    kl_scale,
+    gradient_ptr,
+    partial_ptr,
+    SCALE_IS_POINTER: tl.constexpr,
+    SCORED: tl.constexpr,
+    GRADIENT: tl.constexpr,
+):
+    """Of one block of synapses: partial sums of KL and squared score, and the logits' gradient."""
+    tl.store(partial_ptr + program, tl.sum(tl.where(inside, kl, 0.0), axis=0))
+    squared = 0.0
+    if GRADIENT:
+        scale = tl.load(kl_scale) if SCALE_IS_POINTER else kl_scale
+        gradient = scale * slope
+        if SCORED:
+            pi = tl.where(logit < 0, small, large)
+            score = tl.load(mask_ptr + offsets, mask=inside, other=0).to(tl.float32) - pi
+            gradient -= tl.load(coefficient_ptr) * score
+            squared = tl.sum(tl.where(inside, score * score, 0.0), axis=0)
+        tl.store(gradient_ptr + offsets, gradient, mask=inside)
+    tl.store(partial_ptr + programs + program, squared)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -59,7 +109,7 @@ def posterior_kernel(  # type: ignore[no-untyped-def]
     GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One block of synapses: partial sums of KL and squared score, and the logits' gradient.
+    """The pass for alpha = beta = 1.
 
     v and s are `polynomials.VALUE_POLYNOMIAL` and `polynomials.SLOPE_POLYNOMIAL`, highest power first.
     """
@@ -67,26 +117,78 @@ def posterior_kernel(  # type: ignore[no-untyped-def]
     offsets = program * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < count
     logit = tl.load(logit_ptr + offsets, mask=inside, other=0.0)
-    size = tl.abs(logit)
-    decay = tl.exp(-size)
-    large = 1.0 / (1.0 + decay)
-    small = decay * large
-    t = tanh_of_half(size, decay, large)
+    size, small, large, t = halves(logit)
     s = t * t
     value = (1.0 - s) * ((((v4 * s + v3) * s + v2) * s + v1) * s + v0)
     kl = 0.6931471805599453 + tl.log(large) - size * small + value
-    tl.store(partial_ptr + program, tl.sum(tl.where(inside, kl, 0.0), axis=0))
-    squared = 0.0
-    if GRADIENT:
-        scale = tl.load(kl_scale) if SCALE_IS_POINTER else kl_scale
-        gradient = scale * uniform_slope(logit, small, large, t, s5, s4, s3, s2, s1, s0)
-        if SCORED:
-            pi = tl.where(logit < 0, small, large)
-            score = tl.load(mask_ptr + offsets, mask=inside, other=0).to(tl.float32) - pi
-            gradient -= tl.load(coefficient_ptr) * score
-            squared = tl.sum(tl.where(inside, score * score, 0.0), axis=0)
-        tl.store(gradient_ptr + offsets, gradient, mask=inside)
-    tl.store(partial_ptr + programs + program, squared)
+    slope = uniform_slope(logit, small, large, t, s5, s4, s3, s2, s1, s0)
+    store_pass(
+        program,
+        programs,
+        offsets,
+        inside,
+        logit,
+        small,
+        large,
+        kl,
+        slope,
+        mask_ptr,
+        coefficient_ptr,
+        kl_scale,
+        gradient_ptr,
+        partial_ptr,
+        SCALE_IS_POINTER,
+        SCORED,
+        GRADIENT,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def prior_kernel(  # type: ignore[no-untyped-def]
+    logit_ptr,
+    mask_ptr,
+    coefficient_ptr,
+    kl_scale,
+    gradient_ptr,
+    partial_ptr,
+    count,
+    programs,
+    value_even,
+    value_odd,
+    slope_even,
+    slope_odd,
+    SCALE_IS_POINTER: tl.constexpr,
+    SCORED: tl.constexpr,
+    GRADIENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The pass for any other prior, by `polynomials.prior_value_polynomial` and `polynomials.prior_polynomial`."""
+    program = tl.program_id(0)
+    offsets = program * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < count
+    logit = tl.load(logit_ptr + offsets, mask=inside, other=0.0)
+    size, small, large, t = halves(logit)
+    kl = tl.log(large) - size * small + prior_term(logit, t, value_even, value_odd)
+    slope = prior_slope(logit, small, large, t, slope_even, slope_odd)
+    store_pass(
+        program,
+        programs,
+        offsets,
+        inside,
+        logit,
+        small,
+        large,
+        kl,
+        slope,
+        mask_ptr,
+        coefficient_ptr,
+        kl_scale,
+        gradient_ptr,
+        partial_ptr,
+        SCALE_IS_POINTER,
+        SCORED,
+        GRADIENT,
+    )
 
 
 @triton.jit  # type: ignore[untyped-decorator]

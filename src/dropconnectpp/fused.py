@@ -56,7 +56,9 @@ def posterior_pass(
     kept = layer.kept(name)
     wanted = [key for key in keys if known[key].requires_grad] if gradients else []
     if kernels.covers(layer, gate, kept, masks, mirrored, likelihood):
-        return _by_kernel(gate, f"{name}_logit", kl_scale, masks, coefficients, wanted)
+        mask, prior = masks[0] if masks else None, (layer.alpha, layer.beta)
+        kl, score, slope = kernels.posterior_pass(gate, mask, coefficients, kl_scale, bool(wanted), prior)
+        return Pass(kl, score.view(1), {} if slope is None else {f"{name}_logit": slope})
     if streaming.covers(layer, gate, kept):
         terms = streaming.Terms(float(kl_scale), masks, mirrored, coefficients, likelihood, (layer.alpha, layer.beta))
         kl, squared, gradient = streaming.posterior_pass(gate, terms, bool(wanted))
@@ -79,19 +81,6 @@ def posterior_pass(
         for key, gradient in found.gradients.items():
             flat_outputs[key][part] = gradient
     return Pass(kl, squared, outputs)
-
-
-def _by_kernel(
-    gate: Tensor,
-    key: str,
-    kl_scale: Tensor | float,
-    masks: Sequence[Tensor],
-    coefficients: Tensor | None,
-    wanted: list[str],
-) -> Pass:
-    mask = masks[0] if masks else None
-    kl, squared, gradient = kernels.posterior_pass(gate, mask, coefficients, kl_scale, bool(wanted))
-    return Pass(kl, squared.view(1), {} if gradient is None else {key: gradient})
 
 
 def _chunk(

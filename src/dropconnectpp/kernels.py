@@ -48,7 +48,7 @@ def covers(
     mirrored: Sequence[Tensor],
     likelihood: Tensor | None,
 ) -> bool:
-    """Whether the kernel computes this pass: the common case, one mask and the uniform prior."""
+    """Whether a kernel computes this pass: the common case, one mask and a known q(pi)."""
     return (
         usable(gate)
         and kept is None
@@ -56,13 +56,25 @@ def covers(
         and not mirrored
         and len(masks) <= 1
         and layer.hyper == "optimal"
-        and layer.alpha == layer.beta == 1.0
         and layer.parameterisation == "logit"
+        and _knows(layer.alpha, layer.beta)
     )
 
 
+def _knows(alpha: float, beta: float) -> bool:
+    if alpha == beta == 1.0:
+        return True
+    # The fit cannot be traced.
+    return not torch.compiler.is_compiling() and polynomials.prior_value_polynomial(alpha, beta) is not None
+
+
 def posterior_pass(
-    logit: Tensor, mask: Tensor | None, coefficients: Tensor | None, kl_scale: Tensor | float, gradients: bool
+    logit: Tensor,
+    mask: Tensor | None,
+    coefficients: Tensor | None,
+    kl_scale: Tensor | float,
+    gradients: bool,
+    prior: tuple[float, float] = (1.0, 1.0),
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """KL sum, sum of squared scores, and gradient of kl_scale * KL - c * (z - pi~)."""
     count = logit.numel()
@@ -70,7 +82,8 @@ def posterior_pass(
     partial = torch.empty((2, programs), device=logit.device, dtype=torch.float32)
     gradient = torch.empty_like(logit) if gradients else None
     scored = mask is not None and coefficients is not None
-    _compiled().posterior_kernel[(programs,)](
+    kernel, polynomial = _kernel_for(*prior)
+    kernel[(programs,)](
         logit,
         mask.contiguous().view(torch.uint8) if mask is not None and scored else logit,
         coefficients.float() if coefficients is not None and scored else logit,
@@ -79,8 +92,7 @@ def posterior_pass(
         partial,
         count,
         programs,
-        *polynomials.VALUE_POLYNOMIAL[torch.float32],
-        *polynomials.SLOPE_POLYNOMIAL[torch.float32],
+        *polynomial,
         SCALE_IS_POINTER=isinstance(kl_scale, Tensor),
         SCORED=scored,
         GRADIENT=gradients,
@@ -88,6 +100,17 @@ def posterior_pass(
     )
     totals = partial.sum(1)
     return totals[0], totals[1], gradient
+
+
+def _kernel_for(alpha: float, beta: float) -> tuple[Any, tuple[Any, ...]]:
+    """The kernel for a prior, and its polynomials as the kernel takes them."""
+    if alpha == beta == 1.0:
+        uniform = polynomials.VALUE_POLYNOMIAL[torch.float32], polynomials.SLOPE_POLYNOMIAL[torch.float32]
+        return _compiled().posterior_kernel, (*uniform[0], *uniform[1])
+    value, slope = polynomials.prior_value_polynomial(alpha, beta), polynomials.prior_polynomial(alpha, beta)
+    assert value is not None
+    assert slope is not None
+    return _compiled().prior_kernel, (*value, *slope)
 
 
 def draw_mask(logit: Tensor, noise: Tensor) -> Tensor:
