@@ -214,3 +214,15 @@ def test_a_bar_moves_within_an_epoch(terminal):
     bars.group("cifar10: Dropout", 8, 10, 2)
     bars.within(2.5)
     assert bars.progress.tasks[-1].completed == 2.5
+
+
+def test_rounds_of_timing_are_heard_of(log, clock, terminal):
+    lines, text = log
+    lines.timing(1, 31)
+    clock.now = 21.0
+    lines.timing(2, 31)
+    assert text() == ["  round 2/31"]
+    bars, shown = terminal
+    bars.timing(2, 31)
+    assert "timing" in shown()
+    assert "2/31" in shown()

@@ -45,6 +45,9 @@ class Lines(Display):
     def evaluating(self, what: str, done: int, total: int) -> None:
         self._now_and_then(f"  {what} {done:,}/{total:,}")
 
+    def timing(self, done: int, total: int) -> None:
+        self._now_and_then(f"  round {done}/{total}")
+
     def _now_and_then(self, text: str) -> None:
         now = time.monotonic()
         if now - self._last >= LINE_EVERY_S:
@@ -78,6 +81,9 @@ class Bars(Display):
 
     def evaluating(self, what: str, done: int, total: int) -> None:
         self.progress.update(self._task, figures=f"{what} {done:,}/{total:,}")
+
+    def timing(self, done: int, total: int) -> None:
+        self.progress.update(self._task, description="timing", completed=done, total=total, visible=True)
 
     def group_finished(self) -> None:
         self.progress.stop_task(self._task)

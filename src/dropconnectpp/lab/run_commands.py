@@ -428,7 +428,8 @@ def _time(experiment: Experiment, runner: Runner, rounds: int = 31, steps: int =
     runner.display.note(f"timing in turn: {', '.join(protocol.method.label for protocol in protocols)}")
     dataset = runner.dataset(protocols[0].data)
     complete = [timing.complete(protocol) for protocol in protocols]
-    found = timing.measure(complete, dataset, runner.device, rounds=rounds, steps=steps)
+    told = runner.display.timing
+    found = timing.measure(complete, dataset, runner.device, rounds=rounds, steps=steps, told=told)
     with runner.store() as store:
         for protocol, timings in zip(protocols, found, strict=True):
             store.add(protocol)

@@ -46,6 +46,9 @@ class Display:
     def evaluating(self, what: str, done: int, total: int) -> None:
         """The final evaluation goes on."""
 
+    def timing(self, done: int, total: int) -> None:
+        """So many rounds of timing are over."""
+
     def group_finished(self) -> None:
         """The stack's rows are stored."""
 

@@ -33,11 +33,12 @@ def measure(
     replicas: int = 1,
     rounds: int = 31,
     steps: int = 30,
+    told: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, Any]]:
     """Timings of complete protocols on one data set: medians over the rounds.
 
     A round times each once, so that a clock that rises or a busy neighbour meets all alike. An epoch is scaled from its
-    first `steps`.
+    first `steps`. ``told`` hears how many rounds of how many are over.
     """
     stacks = [
         Stack([Unit(protocol, replica) for replica in range(replicas)], dataset, device) for protocol in protocols
@@ -48,7 +49,7 @@ def measure(
         stack.batches = stack.batches[:steps]
         stack.train_epoch()
     runs = [{"shuffle": stack.shuffle, "steps": stack.train_batches, **_predictions(stack)} for stack in stacks]
-    medians = _in_rounds(runs, device, rounds)
+    medians = _in_rounds(runs, device, rounds, told)
     return [
         {
             "seconds_per_epoch": (found.pop("shuffle") + found.pop("steps") / len(stack.batches) * epoch) / replicas,
@@ -60,7 +61,9 @@ def measure(
     ]
 
 
-def _in_rounds(runs: Sequence[Runs], device: torch.device, rounds: int) -> list[dict[str, float]]:
+def _in_rounds(
+    runs: Sequence[Runs], device: torch.device, rounds: int, told: Callable[[int, int], None]
+) -> list[dict[str, float]]:
     taken: list[dict[str, list[float]]] = [{name: [] for name in one} for one in runs]
     for one in runs:
         for run in one.values():
@@ -72,6 +75,7 @@ def _in_rounds(runs: Sequence[Runs], device: torch.device, rounds: int) -> list[
         for one, times in zip(runs, taken, strict=True):
             for name, run in one.items():
                 times[name].append(seconds(run, device))
+        told(done + 1, rounds)
     return [{name: statistics.median(several) for name, several in times.items()} for times in taken]
 
 
