@@ -14,6 +14,7 @@ import dropconnectpp as dcpp
 from dropconnectpp import presets
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.estimators import BBVI
+from dropconnectpp.lab import protocol
 
 
 def plain() -> nn.Sequential:
@@ -30,6 +31,15 @@ def test_the_papers_setting() -> None:
         "beta": 1.0,
         "keep_probability": 0.5,
     }
+
+
+def test_the_laboratory_has_the_same_presets() -> None:
+    assert ["paper", *protocol.PRESETS] == list(dcpp.PRESETS)
+    for name, method in protocol.PRESETS.items():
+        options = dict(dcpp.PRESETS[name])
+        estimator = options.pop("estimator")
+        assert method == protocol.Method(estimator=estimator.name, **options)
+        assert method.label == f"DropConnect++ ({name})"
 
 
 @pytest.mark.parametrize("name", dcpp.PRESETS)

@@ -45,6 +45,15 @@ def test_table_2_has_dropconnectpp_with_the_best_beta_parameters_too():
     assert of_the_paper("table2", "cifar10", methods=["none"]).protocols == (paper("cifar10", "none"),)
 
 
+def test_a_preset_is_a_method_that_stays_as_it_is():
+    for name in ("table1", "table2"):
+        (protocol,) = of_the_paper(name, "svhn", methods=["sparse"], hyper=None).protocols
+        assert protocol == paper("svhn", "sparse")
+        assert (protocol.architecture.hidden, protocol.method.label) == (512, "DropConnect++ (sparse)")
+    learned, sparse = of_the_paper("table1", "svhn", methods=["dropconnect++", "sparse"], hyper="optimal").protocols
+    assert (learned.method, sparse) == (Method(hyper="optimal"), paper("svhn", "sparse"))
+
+
 def test_table_3_is_about_dropconnectpp_alone():
     assert of_the_paper("table3", "svhn").protocols == (paper("svhn", "dropconnect++"),)
     assert of_the_paper("table3", "svhn", methods=["none"]).protocols == (paper("svhn", "dropconnect++"),)
@@ -102,7 +111,7 @@ def test_with_step_size_and_rate_nothing_is_left_to_choose():
         (
             "table1",
             {"methods": ["dropouts"]},
-            "method must be one of none, dropout, dropconnect, dropconnect\\+\\+, got",
+            "method must be one of none, dropout, dropconnect, dropconnect\\+\\+, sparse, got",
         ),
         ("table1", {"methods": []}, "an experiment needs at least one method"),
         ("table1", {"repeats": 0}, "repeats must be at least 1, got 0"),

@@ -259,7 +259,10 @@ def test_settings_are_read_from_toml(tmp_path):
             lambda: from_dict(Protocol, {"method": {"kind": 3}}),
             "kind must be one of none, dropout, dropconnect, dropco",
         ),
-        (lambda: paper("cifar10", "dropblock"), "method must be one of none, dropout, dropconnect, dropconnect++, got"),
+        (
+            lambda: paper("cifar10", "dropblock"),
+            "method must be one of none, dropout, dropconnect, dropconnect++, sparse",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_rule_and_value(make, message):

@@ -25,7 +25,7 @@ from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.modules import build
 from dropconnectpp.lab.network import Shape
 from dropconnectpp.lab.ownership import Owner
-from dropconnectpp.lab.protocol import PAPER_METHODS, Architecture, ProtocolError
+from dropconnectpp.lab.protocol import METHODS, Architecture, ProtocolError
 from dropconnectpp.lab.run_commands import duration
 from dropconnectpp.lab.runner import Runner
 from dropconnectpp.lab.store import Row, Store
@@ -405,7 +405,7 @@ def test_the_demo_trains_times_and_reports(dcpp, small_demo):
     assert Path("dcpp-demo/index.html").is_file()
 
 
-@pytest.mark.parametrize("kind", PAPER_METHODS)
+@pytest.mark.parametrize("kind", METHODS)
 def test_a_trained_network_is_a_model_that_loads(dcpp, kind):
     code, out, err = dcpp(
         *("train", "--model", "net.safetensors", "--dataset", "tiny", "--method", kind),
@@ -414,8 +414,8 @@ def test_a_trained_network_is_a_model_that_loads(dcpp, kind):
     assert code == 0
     assert err.splitlines()[0].endswith("1 replica, 2 epochs")
     assert out.endswith("Written: net.safetensors\n")
-    method = PAPER_METHODS[kind]
-    changes = {"dropconnect++": {"hyper": "optimal"}, "none": {}}.get(kind, {"rate": 0.3})
+    method = METHODS[kind]
+    changes = {"dropconnect++": {"hyper": "optimal"}, "none": {}, "sparse": {}}.get(kind, {"rate": 0.3})
     method = replace(method, **changes)
     model = dropconnectpp.load("net.safetensors", build(Shape(Architecture(), 1, 8, 3), method)).eval()
     pictures = torch.from_numpy(tiny("tiny").test.images).float()

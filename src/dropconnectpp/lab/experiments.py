@@ -75,7 +75,7 @@ def of_the_paper(
         chosen = protocol.method
         if chosen.has_rate and rate is not None:
             chosen = replace(chosen, rate=rate)
-        if chosen.kind == "dropconnect++" and hyper is not None:
+        if method == "dropconnect++" and hyper is not None:
             chosen = replace(chosen, hyper=hyper)  # type: ignore[arg-type]
         training = replace(protocol.training, step_size=step_size, epochs=epochs)
         evaluation = replace(protocol.evaluation, foreign=foreign)
@@ -83,7 +83,7 @@ def of_the_paper(
             replace(protocol, method=chosen, training=training, evaluation=evaluation, root_seed=root_seed)
         )
     if name == "table2" and hyper is None:
-        for protocol in [one for one in protocols if one.method.kind == "dropconnect++"]:
+        for protocol in [one for one in protocols if one.method == PAPER_METHODS["dropconnect++"]]:
             protocols.append(replace(protocol, method=replace(protocol.method, hyper="optimal")))
     return Experiment(protocols=tuple(protocols), repeats=repeats)
 

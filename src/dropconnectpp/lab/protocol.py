@@ -244,6 +244,9 @@ class Method:
         """What tables call it."""
         if self.kind == "none":
             return "No regularization"
+        for preset, method in PRESETS.items():
+            if self == method:
+                return f"DropConnect++ ({preset})"
         name = {"dropout": "Dropout", "dropconnect": "DropConnect", "dropconnect++": "DropConnect++"}[self.kind]
         shown = [f for f in fields(self) if not self.has_rate or f.metadata == LATE or f.name == "num_samples"]
         changed = [f"{f.name}={getattr(self, f.name)}" for f in shown if getattr(self, f.name) != f.default]
@@ -396,6 +399,12 @@ PAPER_METHODS: dict[str, Method] = {
     "dropconnect++": Method(kind="dropconnect++"),
 }
 
+PRESETS: dict[str, Method] = {
+    "sparse": Method(estimator="straight-through", hyper="optimal", alpha=10.0, beta=90.0, logit_step=100.0),
+}
+"""The library's presets beyond the paper's setting."""
+METHODS = {**PAPER_METHODS, **PRESETS}
+
 
 def paper(data: str, method: Method | str) -> Protocol:
     """The paper's experiment on a data set; step size and rate are still to be chosen.
@@ -404,7 +413,7 @@ def paper(data: str, method: Method | str) -> Protocol:
     512
     """
     if isinstance(method, str):
-        _require(method in PAPER_METHODS, f"method must be one of {', '.join(PAPER_METHODS)}, got {method!r}.")
-        method = PAPER_METHODS[method]
+        _require(method in METHODS, f"method must be one of {', '.join(METHODS)}, got {method!r}.")
+        method = METHODS[method]
     hidden = 512 if data in WIDE else 64
     return Protocol(data=data, method=method, architecture=Architecture(hidden=hidden))

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dropconnectpp.lab.protocol import PAPER_METHODS, ProtocolError
+from dropconnectpp.lab.protocol import METHODS, PAPER_METHODS, ProtocolError
 
 if TYPE_CHECKING:
     from dropconnectpp.lab.experiments import Experiment
@@ -94,7 +94,9 @@ def run(
             min=1, help="Networks of each method, from different random starts (default: 50, or what the file says)."
         ),
     ] = None,
-    methods: Annotated[str, typer.Option(help="Which of the methods, with commas between.")] = ",".join(PAPER_METHODS),
+    methods: Annotated[
+        str, typer.Option(help=f"Which of the methods, with commas between: {', '.join(METHODS)}.")
+    ] = ",".join(PAPER_METHODS),
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Epochs of each training (default: the paper's 100).")
     ] = None,
@@ -183,7 +185,7 @@ def demo(
 def train(
     model: Annotated[Path, typer.Option("--model", help="Where to write the trained network, as safetensors.")],
     dataset: Annotated[str, typer.Option(help="A name that `dcpp data list` shows, or folder:PATH.")] = "fashion-mini",
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(PAPER_METHODS)}.")] = "dropconnect++",
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "dropconnect++",
     estimator: Annotated[str, typer.Option(help="How DropConnect++ learns its keep probabilities.")] = "bbvi",
     hyper: Annotated[str, typer.Option(help="DropConnect++'s Beta posterior: learned or optimal.")] = "learned",
     rate: Annotated[float, typer.Option(help="Share that Dropout or DropConnect drops.")] = 0.5,
