@@ -33,6 +33,12 @@ class Settings:
     repeats: int
     epochs: int
     estimator: str
+    preset: str | None
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Of `convert`."""
+        return {"estimator": self.estimator} if self.preset is None else {"preset": self.preset}
 
 
 def example() -> object:
@@ -67,6 +73,7 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=20, help="seeds (default: 20)")
     options.add_argument("--epochs", type=int, default=60, help="passes over the training set (default: 60)")
     options.add_argument("--estimator", default="straight-through", help="how pi~ is learned")
+    options.add_argument("--preset", choices=list(dcpp.PRESETS), help="a set of options instead of the estimator")
     given = vars(options.parse_args())
     out = given.pop("out")
     settings = Settings(**given)
@@ -76,7 +83,7 @@ def main() -> None:
     found: dict[str, list[list[float]]] = {score: [] for score in (*SCORES, "random")}
     for seed in range(settings.repeats):
         torch.manual_seed(seed)
-        model = dcpp.convert(digits.network(), include=["0"], estimator=settings.estimator)  # type: ignore[attr-defined]
+        model = dcpp.convert(digits.network(), include=["0"], **settings.options)  # type: ignore[attr-defined]
         digits.train(model, x_train, y_train, settings.epochs, f"repeat {seed}")  # type: ignore[attr-defined]
         for score, rows in found.items():
             pruned = [
@@ -93,7 +100,7 @@ def main() -> None:
         cells = [interval([row[i] for row in differences]) for i in range(1, len(SHARES))]
         table.append([f"keep_probability - {other}", None, *cells])
     columns = ["kept by", *(f"{share:.0%}" for share in SHARES)]
-    note = f"{settings.repeats} repeats, {settings.epochs} epochs, {settings.estimator}, {len(x_test)} test pictures."
+    note = f"{settings.repeats} repeats, {settings.epochs} epochs, {settings.preset or settings.estimator}, {len(x_test)} test pictures."
     report.add(Table("Test accuracy in percent by share of synapses kept", columns, table, note))
     report.write(out)
 
