@@ -100,7 +100,8 @@ def main() -> None:
         cells = [interval([row[i] for row in differences]) for i in range(1, len(SHARES))]
         table.append([f"keep_probability - {other}", None, *cells])
     columns = ["kept by", *(f"{share:.0%}" for share in SHARES)]
-    note = f"{settings.repeats} repeats, {settings.epochs} epochs, {settings.preset or settings.estimator}, {len(x_test)} test pictures."
+    how = settings.preset or settings.estimator
+    note = f"{settings.repeats} repeats, {settings.epochs} epochs, {how}, {len(x_test)} test pictures."
     report.add(Table("Test accuracy in percent by share of synapses kept", columns, table, note))
     report.write(out)
 
