@@ -103,7 +103,10 @@ def posterior_pass(
 
 
 def _kernel_for(alpha: float, beta: float) -> tuple[Any, tuple[Any, ...]]:
-    """The kernel for a prior, and its polynomials as the kernel takes them."""
+    """The kernel for a prior, and its polynomials as the kernel takes them.
+
+    The uniform prior's has plain numbers instead of tuples, since it alone is launched under torch.compile.
+    """
     if alpha == beta == 1.0:
         uniform = polynomials.VALUE_POLYNOMIAL[torch.float32], polynomials.SLOPE_POLYNOMIAL[torch.float32]
         return _compiled().posterior_kernel, (*uniform[0], *uniform[1])

@@ -32,7 +32,7 @@ class DropConnectPPLinear(DropConnectPPLayer, LinearOperation):
     ``parameterisation`` says whether pi~ or its log-odds is optimised.
 
     ``kl_weight`` multiplies this layer's KL in the loss, on top of `ELBO`'s own: below 1 a
-    connection's price is lower and the noise stays as it is (a tempered ELBO). ``logit_step`` is
+    connection's price is lower, so that more are kept for sure (a tempered ELBO). ``logit_step`` is
     the posterior's step size as a multiple of the weights'. `parameter_groups` applies it; it does
     nothing for an optimiser whose groups you build yourself.
 

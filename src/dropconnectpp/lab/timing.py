@@ -45,7 +45,7 @@ def measure(
     ]
     epochs = [len(stack.batches) for stack in stacks]
     for stack in stacks:
-        stack.examples = stacks[0].examples  # one copy of the pictures
+        stack.examples = stacks[0].examples  # one copy of the pictures, which all see alike
         stack.batches = stack.batches[:steps]
         stack.train_epoch()
     runs = [{"shuffle": stack.shuffle, "steps": stack.train_batches, **_predictions(stack)} for stack in stacks]
