@@ -139,3 +139,19 @@ def test_inductor() -> None:
     assert warm + rest == pytest.approx(losses, rel=1e-9)
     for (key, gradient), mine in zip(expected.items(), found.values(), strict=True):
         torch.testing.assert_close(mine, gradient, rtol=1e-8, atol=1e-11, msg=key)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
+@pytest.mark.parametrize("prior", [(1.0, 1.0), (10.0, 90.0)], ids=str)
+@pytest.mark.parametrize("estimator", ["bbvi", "straight-through", "local"])
+def test_inductor_on_the_gpu(estimator: str, prior: tuple[float, float]) -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"estimator": estimator, "hyper": "optimal", "alpha": prior[0], "beta": prior[1]}
+    plain = dcpp.convert(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), **options).cuda()
+    x, y = torch.randn(4, 8, device="cuda"), torch.randint(3, (4,), device="cuda")
+    expected = dcpp.ELBO(plain, dcpp.categorical, num_data=100)(x, target=y)
+    terms = dcpp.ELBO(torch.compile(plain), dcpp.categorical, num_data=100)(x, target=y)
+    terms.loss.backward()
+    assert float(terms.kl) == pytest.approx(float(expected.kl), rel=1e-5)
+    assert all(bool(torch.isfinite(one).all()) for one in gradients(plain).values())

@@ -48,9 +48,13 @@ def covers(
     mirrored: Sequence[Tensor],
     likelihood: Tensor | None,
 ) -> bool:
-    """Whether a kernel computes this pass: the common case, one mask and a known q(pi)."""
+    """Whether a kernel computes this pass: the common case, one mask and a known q(pi).
+
+    Under torch.compile none does: the compiler fuses the plain pass, and cannot trace all that a launch needs.
+    """
     return (
         usable(gate)
+        and not torch.compiler.is_compiling()
         and kept is None
         and likelihood is None
         and not mirrored
@@ -62,10 +66,7 @@ def covers(
 
 
 def _knows(alpha: float, beta: float) -> bool:
-    if alpha == beta == 1.0:
-        return True
-    # The fit cannot be traced.
-    return not torch.compiler.is_compiling() and polynomials.prior_value_polynomial(alpha, beta) is not None
+    return alpha == beta == 1.0 or polynomials.prior_value_polynomial(alpha, beta) is not None
 
 
 def posterior_pass(
@@ -105,7 +106,7 @@ def posterior_pass(
 def _kernel_for(alpha: float, beta: float) -> tuple[Any, tuple[Any, ...]]:
     """The kernel for a prior, and its polynomials as the kernel takes them.
 
-    The uniform prior's has plain numbers instead of tuples, since it alone is launched under torch.compile.
+    The uniform prior's has shorter ones: half of its terms are zero.
     """
     if alpha == beta == 1.0:
         uniform = polynomials.VALUE_POLYNOMIAL[torch.float32], polynomials.SLOPE_POLYNOMIAL[torch.float32]
