@@ -20,6 +20,7 @@ SHARE = 0.1
 """Of the weights that a pruned network keeps."""
 HEADER = (
     "Method",
+    "Step size",
     "Epochs",
     "n",
     "Accuracy, %",
@@ -82,8 +83,9 @@ def line(rows: Sequence[Row]) -> tuple[float, list[str]]:
     ]
     diverged = sum(row.status != "done" for row in rows)
     count = f"{len(rows)} ({diverged} diverged)" if diverged else str(len(rows))
-    epochs = str(rows[0].protocol.settings["training"]["epochs"])
-    return -1.0 if accuracy is None else accuracy.mean, [described(rows), epochs, count, *values]
+    training = rows[0].protocol.settings["training"]
+    how = [described(rows), str(training["step_size"]), str(training["epochs"])]
+    return -1.0 if accuracy is None else accuracy.mean, [*how, count, *values]
 
 
 def main() -> None:

@@ -56,8 +56,9 @@ class Content:
 
 
 def named(what: str, dataset: str) -> Experiment:
-    """The experiment of a file, or Table 1 with a fifth row: DropConnect++ with its best alpha~ and beta~."""
-    from dropconnectpp.lab.experiments import from_file, of_the_paper  # not above: it takes torch
+    """The experiment of a file, or Table 1 with more rows: DropConnect++ at its best alpha~ and beta~, and presets."""
+    from dropconnectpp.lab.experiments import from_file, of_the_paper  # not above: they take torch
+    from dropconnectpp.lab.protocol import PRESETS
 
     if what != "table1":
         if not what.endswith(".toml") and not Path(what).is_file():
@@ -65,7 +66,8 @@ def named(what: str, dataset: str) -> Experiment:
         return from_file(Path(what))
     table = of_the_paper(what, dataset)
     fifth = of_the_paper(what, dataset, methods=["dropconnect++"], hyper="optimal")
-    return replace(table, protocols=(*table.protocols, *fifth.protocols))
+    presets = of_the_paper(what, dataset, methods=list(PRESETS))
+    return replace(table, protocols=(*table.protocols, *fifth.protocols, *presets.protocols))
 
 
 def part(content: Content, experiments: Mapping[str, Experiment]) -> Content:

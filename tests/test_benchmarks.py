@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from dropconnectpp.lab import data, experiments
+from dropconnectpp.lab import data, experiments, protocol, statistics
 from dropconnectpp.lab.convolutions import features
 from dropconnectpp.lab.data.dataset import Dataset, Split
 from dropconnectpp.lab.data.normalisation import standardise
@@ -441,25 +441,32 @@ def test_publish_knows_what_is_no_experiment(publish: Publish, what: str, messag
         publish(what)
 
 
-def test_publish_table_1_with_its_fifth_row(publish: Publish, tmp_path: Path) -> None:
+def test_publish_table_1_with_the_rows_beyond_the_paper(publish: Publish, tmp_path: Path) -> None:
     table = experiments.of_the_paper("table1", "svhn").protocols
     best = experiments.of_the_paper("table1", "svhn", methods=["dropconnect++"], hyper="optimal").protocols
+    presets = [protocol.paper("svhn", name) for name in protocol.PRESETS]
     me = Owner.here()
     with Store.open(tmp_path / "svhn.sqlite") as store:
-        for place, protocol in enumerate((*best, *table)):
-            rate = 0.5 if protocol.method.has_rate else None
-            training = replace(protocol.training, step_size=0.01)
-            complete = replace(protocol, method=replace(protocol.method, rate=rate), training=training)
-            store.add(protocol)
-            store.write_note(protocol.digest, "selection", {"resolved": store.add(complete), "step_size": 0.01})
+        for place, one in enumerate((*presets, *best, *table)):
+            rate = 0.5 if one.method.has_rate else None
+            training = replace(one.training, step_size=0.01)
+            complete = replace(one, method=replace(one.method, rate=rate), training=training)
+            store.add(one)
+            store.write_note(one.digest, "selection", {"resolved": store.add(complete), "step_size": 0.01})
             for key in store.claim([(complete.digest, replica) for replica in (0, 49, 50)], me):
                 results = {"accuracy": 90.0 + place + 0.1 * key.replica}
                 store.finish(key, me, "done", results=results, seconds=1.0, device="none")
     sections, rows, warned = publish("table1", store=str(tmp_path / "svhn.sqlite"), options=("--dataset", "svhn"))
     methods = [line[0] for line in lines(sections["accuracy"])]
-    assert methods == ["No regularization", "Dropout", "DropConnect", "DropConnect++", "DropConnect++ (hyper=optimal)"]
+    of_the_paper = ["No regularization", "Dropout", "DropConnect", "DropConnect++"]
+    assert methods == [
+        *of_the_paper,
+        "DropConnect++ (hyper=optimal)",
+        "DropConnect++ (sparse)",
+        "DropConnect++ (accurate)",
+    ]
     assert rows == [(method, replica) for method in methods for replica in (0, 49)]
-    assert warned.count("has 2 of 50 rows") == 5
+    assert warned.count("has 2 of 50 rows") == 7
     assert "selection" not in sections, "nothing was tried"
 
 
@@ -501,11 +508,11 @@ def test_every_setting_that_was_tried_is_listed(tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr
     rows = lines((tmp_path / "tried.md").read_text())
     assert sorted(row[0] for row in rows) == ["DropConnect++ (hyper=optimal)", "DropConnect, rate 0.5"]
-    assert [row[1:3] for row in rows] == [["1", "2"], ["1", "2"]]
-    accuracies = [[float(part) for part in row[3].split(" ± ")] for row in rows]
+    assert [row[1:4] for row in rows] == [["0.01", "1", "2"], ["0.01", "1", "2"]]
+    accuracies = [[float(part) for part in row[4].split(" ± ")] for row in rows]
     assert accuracies[0][0] >= accuracies[1][0]
     assert all(len(one) == 2 and one[1] >= 0.0 for one in accuracies)
-    by_posterior = {row[0]: row[6] for row in rows}
+    by_posterior = {row[0]: row[7] for row in rows}
     assert by_posterior["DropConnect, rate 0.5"] == "–"
     assert 0.0 <= float(by_posterior["DropConnect++ (hyper=optimal)"].split(" ")[0]) <= 100.0
     more = run("list_settings.py", str(tmp_path / "results.sqlite"), "--least", "3")
@@ -513,3 +520,53 @@ def test_every_setting_that_was_tried_is_listed(tmp_path: Path) -> None:
     empty = run("list_settings.py", str(KERNELS / "mixed.sqlite"))
     assert empty.returncode == 1
     assert "No setting" in empty.stderr
+
+
+def test_methods_are_compared_measure_by_measure(tmp_path: Path) -> None:
+    ours, other, apart = "DropConnect++ (hyper=optimal)", "DropConnect", ", step size 0.01"
+    random = torch.Generator().manual_seed(0)
+    found: dict[str, list[dict[str, Any]]] = {}
+    me = Owner.here()
+    with Store.open(tmp_path / "results.sqlite") as store:
+        for method in (protocol.Method(hyper="optimal"), protocol.Method(kind="dropconnect", rate=0.5)):
+            for holdout in (0, 10):
+                training = protocol.Training(step_size=0.01, holdout=holdout)
+                digest = store.add(protocol.Protocol(data="svhn", method=method, training=training))
+                for key in store.claim([(digest, replica) for replica in range(4)], me):
+                    results = some_results(random)
+                    store.finish(key, me, "done", results=results, seconds=1.0, device="none")
+                    if not holdout:
+                        found.setdefault(method.label, []).append(results)
+    options = (str(tmp_path / "results.sqlite"), "--dataset", "svhn", "--methods")
+    made = run("compare_measures.py", *options, ours, "--out", str(tmp_path / "compared.md"))
+    assert made.returncode == 0, made.stderr
+    rows = lines((tmp_path / "compared.md").read_text())
+    assert [row[2] for row in rows] == [other] * 5 + [f"{other}, by size", "itself, by size", "itself, whole"]
+    mine, theirs = ([one["nll"] for one in found[label]] for label in (ours, other))
+    expected = [sum(mine) / 4, sum(theirs) / 4, statistics.welch(mine, theirs).difference]
+    assert rows[1][:2] == [ours, "NLL"]
+    assert [float(cell) for cell in rows[1][3:6]] == pytest.approx(expected, abs=1e-4)
+    cut, size = ({r: one["pruning"][place]["accuracy"] for r, one in enumerate(found[ours])} for place in (2, 0))
+    paired = statistics.paired(cut, size)
+    assert float(rows[6][5]) == pytest.approx(paired.difference, abs=0.01)
+    assert float(rows[6][7]) >= paired.p - 1e-4
+    unknown = run("compare_measures.py", *options, ours + apart, "--held-out", "--against", other)
+    assert unknown.returncode == 1
+    assert f"There are: {ours}{apart}, {other}, rate 0.5{apart}." in unknown.stderr
+    held_out = run(
+        "compare_measures.py", *options, ours + apart, "--held-out", "--against", f"{other}, rate 0.5{apart}"
+    )
+    assert len(lines(held_out.stdout)) == 8
+    assert lines(held_out.stdout)[1][3] != rows[1][3]
+
+
+def some_results(random: torch.Generator) -> dict[str, Any]:
+    """What a network is judged by, by chance; of the shares that are kept only one is compared."""
+    accuracy, nll, averaged, brier, ece, *cut = torch.rand(7, generator=random).tolist()
+    pruning = [
+        {"score": score, "share": share, "accuracy": value + share}
+        for score, value in zip(("magnitude", "keep_probability"), cut, strict=True)
+        for share in (0.1, 0.5)
+    ]
+    probabilities = {"nll": nll, "uncertainty": {"nll": averaged}, "brier": brier, "ece": ece}
+    return {"accuracy": accuracy, **probabilities, "pruning": pruning}

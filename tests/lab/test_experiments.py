@@ -11,6 +11,7 @@ from dropconnectpp.lab import experiments
 from dropconnectpp.lab.experiments import Experiment, demo, from_file, of_the_paper
 from dropconnectpp.lab.network import Shape
 from dropconnectpp.lab.protocol import (
+    PRESETS,
     PAPER_METHODS,
     Architecture,
     Evaluation,
@@ -111,7 +112,7 @@ def test_with_step_size_and_rate_nothing_is_left_to_choose():
         (
             "table1",
             {"methods": ["dropouts"]},
-            "method must be one of none, dropout, dropconnect, dropconnect\\+\\+, sparse, got",
+            "method must be one of none, dropout, dropconnect, dropconnect\\+\\+, sparse, accurate, got",
         ),
         ("table1", {"methods": []}, "an experiment needs at least one method"),
         ("table1", {"repeats": 0}, "repeats must be at least 1, got 0"),
@@ -428,7 +429,9 @@ logit_step = 3
 def test_the_experiments_that_come_along_can_be_read(path):
     experiment = from_file(path)
     searches = all(p.training.holdout for p in experiment.protocols)
-    assert experiment.repeats in ((3, 12) if searches else (20,))
+    assert experiment.repeats in ((3, 5, 12) if searches else (20, 50))
     assert {p.method.kind for p in experiment.protocols} - {"dropconnect"} == {"dropconnect++"}
     assert len({p.digest for p in experiment.protocols}) == len(experiment.protocols) >= 3
+    if path.stem == "presets":
+        assert set(PRESETS.values()) < {p.method for p in experiment.protocols}
     assert path.name in (path.parent / "README.md").read_text()

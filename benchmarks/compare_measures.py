@@ -1,0 +1,149 @@
+"""Methods against others in all that a network is judged by: accuracy, NLL, calibration, and what is left if cut.
+
+`python benchmarks/compare_measures.py results.sqlite --against DropConnect --methods "DropConnect++ (sparse)"` compares
+networks on the test set, or with `--held-out` on held-out training data, where a name has its step size too.
+p is Welch's, adjusted by Holm for all rows of the table; that of a network against itself is paired. `--out FILE.md`
+writes the table as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from list_settings import described, tried
+
+from dropconnectpp.lab.report.experiments import select
+from dropconnectpp.lab.statistics import Comparison, holm, paired, welch
+from dropconnectpp.lab.store import Row, Store
+
+SHARE = 0.1
+"""Of the dense weights that a pruned network keeps."""
+HEADER = ("Method", "Measure", "Against", "Mean", "The other's", "Difference", "95% interval", "p", "n")
+Results = Mapping[str, Any]
+Measure = Callable[[Results], float]
+
+
+def kept(score: str) -> Measure:
+    """Accuracy of what is left of a network by a score of its weights."""
+    return lambda results: next(
+        one["accuracy"] for one in results["pruning"] if (one["score"], one["share"]) == (score, SHARE)
+    )
+
+
+MEASURES: dict[str, tuple[Measure, int]] = {
+    "accuracy, %": (lambda results: results["accuracy"], 2),
+    "NLL": (lambda results: results["nll"], 4),
+    "NLL, averaged predictions": (lambda results: results["uncertainty"]["nll"], 4),
+    "Brier score": (lambda results: results["brier"], 4),
+    "calibration error": (lambda results: results["ece"], 4),
+}
+"""By name, with the digits that are shown."""
+WHOLE, CUT, BY_SIZE = MEASURES["accuracy, %"][0], kept("keep_probability"), kept("magnitude")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One measure of a method beside another's, or beside another measure of its own."""
+
+    method: str
+    measure: str
+    against: str
+    means: tuple[float, float]
+    comparison: Comparison
+    digits: int
+
+    def cells(self, p: float) -> list[str]:
+        """As the table shows it, with the adjusted p."""
+        found, digits = self.comparison, self.digits
+        low, high = found.interval
+        return [
+            self.method,
+            self.measure,
+            self.against,
+            *(f"{mean:.{digits}f}" for mean in self.means),
+            f"{found.difference:+.{digits}f}",
+            f"{low:.{digits}f} to {high:.{digits}f}",
+            "\\< 0.0001" if p < 0.0001 else f"{p:.4f}",
+            str(found.n_a) if found.n_a == found.n_b else f"{found.n_a} and {found.n_b}",
+        ]
+
+
+def networks(store: Path, dataset: str, held_out: bool) -> dict[str, dict[int, Results]]:
+    """Results on the test set, or on held-out training data, by method and replica."""
+    if held_out:
+        found = {named(rows): rows for rows in tried([store]) if rows[0].protocol.settings["data"] == dataset}
+    else:
+        with Store.open(store, read_only=True) as opened:
+            selected = select(opened.rows(), opened.notes())
+        found = {one.label: list(one.rows) for one in selected.experiments if one.data == dataset}
+    done = {name: [row for row in rows if row.status == "done"] for name, rows in found.items()}
+    return {name: {row.key.replica: row.results for row in rows} for name, rows in done.items()}
+
+
+def named(rows: Sequence[Row]) -> str:
+    """A setting that was tried: there may be the same method with another step size."""
+    return f"{described(rows)}, step size {rows[0].protocol.settings['training']['step_size']}"
+
+
+def line(
+    named: tuple[str, str, str], mine: Mapping[int, float], other: Mapping[int, float], digits: int, pairs: bool = False
+) -> Line:
+    """Two samples by replica, compared."""
+    samples = list(mine.values()), list(other.values())
+    comparison = paired(mine, other) if pairs else welch(*samples)
+    return Line(*named, (fmean(samples[0]), fmean(samples[1])), comparison, digits)
+
+
+def lines(found: Mapping[str, Mapping[int, Results]], methods: Sequence[str], others: Sequence[str]) -> list[Line]:
+    """Every measure of every method."""
+
+    def values(method: str, measure: Measure) -> dict[int, float]:
+        return {replica: measure(results) for replica, results in found[method].items()}
+
+    table = []
+    for method in methods:
+        table += [
+            line((method, name, other), values(method, measure), values(other, measure), digits)
+            for other in others
+            for name, (measure, digits) in MEASURES.items()
+        ]
+        name, cut = f"accuracy with {SHARE:.0%} kept by π̃, %", values(method, CUT)
+        table += [line((method, name, f"{other}, by size"), cut, values(other, BY_SIZE), 2) for other in others]
+        for how, measure in (("by size", BY_SIZE), ("whole", WHOLE)):
+            table.append(line((method, name, f"itself, {how}"), cut, values(method, measure), 2, pairs=True))
+    return table
+
+
+def main() -> None:
+    """Print the table."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("store", type=Path)
+    options.add_argument("--dataset", default="cifar10")
+    options.add_argument("--against", nargs="+", default=["DropConnect"], metavar="METHOD")
+    options.add_argument("--methods", nargs="+", required=True, metavar="METHOD")
+    options.add_argument("--held-out", action="store_true")
+    options.add_argument("--out", type=Path)
+    given = options.parse_args()
+    found = networks(given.store, given.dataset, given.held_out)
+    missing = [method for method in (*given.against, *given.methods) if method not in found]
+    if missing:
+        known = ", ".join(found) or "none"
+        raise SystemExit(f"Not in {given.store} on {given.dataset}: {', '.join(missing)}. There are: {known}.")
+    table = lines(found, given.methods, given.against)
+    adjusted = holm([one.comparison.p for one in table])
+    rows = [HEADER, (":--", ":--", ":--", *["--:"] * (len(HEADER) - 3))]
+    rows += [tuple(one.cells(p)) for one, p in zip(table, adjusted, strict=True)]
+    text = "## Measure by measure\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    text += "\n\np: Welch's test, or paired where a network is compared with itself, adjusted by Holm for this table.\n"
+    print(text)
+    if given.out:
+        given.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
