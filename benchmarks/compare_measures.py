@@ -2,7 +2,7 @@
 
 `python benchmarks/compare_measures.py results.sqlite --against DropConnect --methods "DropConnect++ (sparse)"` compares
 networks on the test set, or with `--held-out` on held-out training data, where a name has its step size too.
-p is Welch's, adjusted by Holm for all rows of the table; that of a network against itself is paired. `--out FILE.md`
+p is Welch's, or paired for a network against itself; beside it, adjusted by Holm for all rows. `--out FILE.md`
 writes the table as well.
 """
 
@@ -23,7 +23,7 @@ from dropconnectpp.lab.store import Row, Store
 
 SHARE = 0.1
 """Of the dense weights that a pruned network keeps."""
-HEADER = ("Method", "Measure", "Against", "Mean", "The other's", "Difference", "95% interval", "p", "n")
+HEADER = ("Method", "Measure", "Against", "Mean", "The other's", "Difference", "95% interval", "p", "Adjusted", "n")
 Results = Mapping[str, Any]
 Measure = Callable[[Results], float]
 
@@ -46,6 +46,13 @@ MEASURES: dict[str, tuple[Measure, int]] = {
 WHOLE, CUT, BY_SIZE = MEASURES["accuracy, %"][0], kept("keep_probability"), kept("magnitude")
 
 
+def ranks(results: Results) -> bool:
+    """Whether there is a posterior that says more of one synapse than of another."""
+    return any(one["score"] == "keep_probability" for one in results["pruning"]) and (
+        "posterior" not in results or results["posterior"]["standard_deviation"] > 1e-6
+    )
+
+
 @dataclass(frozen=True)
 class Line:
     """One measure of a method beside another's, or beside another measure of its own."""
@@ -57,8 +64,8 @@ class Line:
     comparison: Comparison
     digits: int
 
-    def cells(self, p: float) -> list[str]:
-        """As the table shows it, with the adjusted p."""
+    def cells(self, adjusted: float) -> list[str]:
+        """As the table shows it."""
         found, digits = self.comparison, self.digits
         low, high = found.interval
         return [
@@ -68,7 +75,7 @@ class Line:
             *(f"{mean:.{digits}f}" for mean in self.means),
             f"{found.difference:+.{digits}f}",
             f"{low:.{digits}f} to {high:.{digits}f}",
-            "\\< 0.0001" if p < 0.0001 else f"{p:.4f}",
+            *("\\< 0.0001" if p < 0.0001 else f"{p:.4f}" for p in (found.p, adjusted)),
             str(found.n_a) if found.n_a == found.n_b else f"{found.n_a} and {found.n_b}",
         ]
 
@@ -110,8 +117,11 @@ def lines(found: Mapping[str, Mapping[int, Results]], methods: Sequence[str], ot
         table += [
             line((method, name, other), values(method, measure), values(other, measure), digits)
             for other in others
+            if other != method
             for name, (measure, digits) in MEASURES.items()
         ]
+        if not all(map(ranks, found[method].values())):
+            continue
         name, cut = f"accuracy with {SHARE:.0%} kept by π̃, %", values(method, CUT)
         table += [line((method, name, f"{other}, by size"), cut, values(other, BY_SIZE), 2) for other in others]
         for how, measure in (("by size", BY_SIZE), ("whole", WHOLE)):
@@ -139,7 +149,10 @@ def main() -> None:
     rows = [HEADER, (":--", ":--", ":--", *["--:"] * (len(HEADER) - 3))]
     rows += [tuple(one.cells(p)) for one, p in zip(table, adjusted, strict=True)]
     text = "## Measure by measure\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
-    text += "\n\np: Welch's test, or paired where a network is compared with itself, adjusted by Holm for this table.\n"
+    text += (
+        "\n\np: Welch's test, or paired where a network is compared with itself; then adjusted by Holm for this table. "
+    )
+    text += "Intervals are not adjusted. A posterior that learned nothing is not cut by.\n"
     print(text)
     if given.out:
         given.out.write_text(text)

@@ -53,6 +53,7 @@ METHODS = {
     OPTIMAL: Method(hyper="optimal"),
     LEARNED: Method(),
     "straight-through": Method(estimator="straight-through", hyper="optimal"),
+    "local": Method(estimator="local", hyper="optimal"),
 }
 PICTURES = 8192
 STEP_SIZE, EPSILON = 0.005, 1e-6

@@ -112,7 +112,7 @@ def test_with_step_size_and_rate_nothing_is_left_to_choose():
         (
             "table1",
             {"methods": ["dropouts"]},
-            "method must be one of none, dropout, dropconnect, dropconnect\\+\\+, sparse, accurate, got",
+            "method must be one of none, dropout, dropconnect, dropconnect\\+\\+, sparse, per-example, got",
         ),
         ("table1", {"methods": []}, "an experiment needs at least one method"),
         ("table1", {"repeats": 0}, "repeats must be at least 1, got 0"),

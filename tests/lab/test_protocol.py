@@ -261,7 +261,7 @@ def test_settings_are_read_from_toml(tmp_path):
         ),
         (
             lambda: paper("cifar10", "dropblock"),
-            "method must be one of none, dropout, dropconnect, dropconnect++, sparse, accurate",
+            "method must be one of none, dropout, dropconnect, dropconnect++, sparse, per-example",
         ),
     ],
 )

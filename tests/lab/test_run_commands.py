@@ -25,7 +25,7 @@ from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.modules import build
 from dropconnectpp.lab.network import Shape
 from dropconnectpp.lab.ownership import Owner
-from dropconnectpp.lab.protocol import METHODS, Architecture, ProtocolError
+from dropconnectpp.lab.protocol import METHODS, PRESETS, Architecture, ProtocolError
 from dropconnectpp.lab.run_commands import duration
 from dropconnectpp.lab.runner import Runner
 from dropconnectpp.lab.store import Row, Store
@@ -205,6 +205,9 @@ def test_table_2_measures_and_trains_nothing(dcpp, monkeypatch):
     assert len(notes("timings")) == 3
     assert "DropConnect++" in out
     assert "per epoch" in out
+    command = "dcpp run table2 --dataset tiny --methods dropconnect++,none"
+    assert (notes("timing command"), notes("command")) == ([command] * 3, []), "not what trained the networks"
+    assert command in html.unescape(next(Path().glob("*/index.html")).read_text())
 
 
 @pytest.mark.parametrize(("name", "shown"), [("table3", "Monte Carlo"), ("figure1", "DropConnect++")])
@@ -415,8 +418,8 @@ def test_a_trained_network_is_a_model_that_loads(dcpp, kind):
     assert err.splitlines()[0].endswith("1 replica, 2 epochs")
     assert out.endswith("Written: net.safetensors\n")
     method = METHODS[kind]
-    changes = {"dropconnect++": {"hyper": "optimal"}, "none": {}, "sparse": {}}.get(kind, {"rate": 0.3})
-    method = replace(method, **changes)
+    changes = {"dropconnect++": {"hyper": "optimal"}, "none": {}, **dict.fromkeys(PRESETS, {})}
+    method = replace(method, **changes.get(kind, {"rate": 0.3}))
     model = dropconnectpp.load("net.safetensors", build(Shape(Architecture(), 1, 8, 3), method)).eval()
     pictures = torch.from_numpy(tiny("tiny").test.images).float()
     pictures = (pictures - pictures.mean((1, 2, 3), keepdim=True)) / pictures.std((1, 2, 3), keepdim=True)

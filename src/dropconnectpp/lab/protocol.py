@@ -401,7 +401,7 @@ PAPER_METHODS: dict[str, Method] = {
 
 PRESETS: dict[str, Method] = {
     "sparse": Method(estimator="straight-through", hyper="optimal", alpha=10.0, beta=90.0, logit_step=100.0),
-    "accurate": Method(estimator="local", hyper="optimal", alpha=10.0, beta=90.0, kl_weight=4.0, logit_step=100.0),
+    "per-example": Method(estimator="local", hyper="optimal", alpha=10.0, beta=90.0, kl_weight=4.0, logit_step=100.0),
 }
 """The library's presets beyond the paper's setting."""
 METHODS = {**PAPER_METHODS, **PRESETS}

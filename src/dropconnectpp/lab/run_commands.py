@@ -151,7 +151,7 @@ def run(
     with _runner(out, device, data_dir, replicas_at_once, time_limit) as runner:
         _check_data(experiment, runner)
         _make_folder(out)
-        _remember_command(experiment, runner)
+        _remember_command(experiment, runner, "timing command" if what == "table2" else "command")
         if what == "table2":
             _time(experiment, runner)
         elif not _train(experiment, runner):
@@ -175,7 +175,7 @@ def demo(
     experiment = experiments.demo(repeats, epochs)
     with _runner(out, device, None, None, None) as runner:
         _make_folder(out)
-        _remember_command(experiment, runner)
+        _remember_command(experiment, runner, "command")
         if not _train(experiment, runner):
             raise typer.Exit(3)
         _time(experiment, runner, rounds=3, steps=5)
@@ -438,12 +438,12 @@ def _time(experiment: Experiment, runner: Runner, rounds: int = 31, steps: int =
             store.write_note(protocol.digest, "timings", timings)
 
 
-def _remember_command(experiment: Experiment, runner: Runner) -> None:
-    """The page shows what made its numbers, whoever builds it later."""
+def _remember_command(experiment: Experiment, runner: Runner, name: str) -> None:
+    """The page shows what made its numbers, whoever builds it later; timings have a note of their own."""
     with runner.store() as store:
         for protocol in experiment.protocols:
             store.add(protocol)
-            store.write_note(protocol.digest, "command", shlex.join(["dcpp", *sys.argv[1:]]))
+            store.write_note(protocol.digest, name, shlex.join(["dcpp", *sys.argv[1:]]))
 
 
 SHOWN = {"table2": ("time", "prediction"), "table3": ("samples",), "figure1": ("accuracy", "shares")}

@@ -36,7 +36,7 @@ def anchor(digest: str) -> str:
 
 def commands(notes: Notes) -> tuple[str, ...]:
     """The commands that were noted, each once."""
-    return tuple(sorted({str(value) for (_, name), value in notes.items() if name == "command"}))
+    return tuple(sorted({str(value) for (_, name), value in notes.items() if name.endswith("command")}))
 
 
 def evidence(experiment: Experiment, notes: Notes) -> Evidence:
