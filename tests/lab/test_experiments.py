@@ -11,8 +11,8 @@ from dropconnectpp.lab import experiments
 from dropconnectpp.lab.experiments import Experiment, demo, from_file, of_the_paper
 from dropconnectpp.lab.network import Shape
 from dropconnectpp.lab.protocol import (
-    PRESETS,
     PAPER_METHODS,
+    PRESETS,
     Architecture,
     Evaluation,
     Method,

@@ -504,8 +504,12 @@ def test_the_layer_on_a_gpu_is_its_twin(kind: str, shape: tuple[int, int, int, i
 @needs_gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_on_a_gpu_is_adagrads(kind: str) -> None:
+    assert_adagrads_step(on_gpu(kind, (3, 100, 10, 75)))
+
+
+def assert_adagrads_step(start: Any) -> None:
+    """What a step on a GPU moves is what Adagrad makes of its sums of squares, with epsilon on either side."""
     for inside in (False, True):
-        start = on_gpu(kind, (3, 100, 10, 75))
         start.update = replace(start.update, inside=inside)
         for _ in range(3):
             case = start.to("cuda")

@@ -418,7 +418,7 @@ def test_a_trained_network_is_a_model_that_loads(dcpp, kind):
     assert err.splitlines()[0].endswith("1 replica, 2 epochs")
     assert out.endswith("Written: net.safetensors\n")
     method = METHODS[kind]
-    changes = {"dropconnect++": {"hyper": "optimal"}, "none": {}, **dict.fromkeys(PRESETS, {})}
+    changes = {"dropconnect++": {"hyper": "optimal"}, "none": {}, **{name: {} for name in PRESETS}}
     method = replace(method, **changes.get(kind, {"rate": 0.3}))
     model = dropconnectpp.load("net.safetensors", build(Shape(Architecture(), 1, 8, 3), method)).eval()
     pictures = torch.from_numpy(tiny("tiny").test.images).float()

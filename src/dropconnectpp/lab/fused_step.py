@@ -22,6 +22,7 @@ from dropconnectpp.lab.kernels.layer import (
     gated_product_backward_,
     update_gate_,
 )
+from dropconnectpp.lab.kernels.local import LocalGate, gate_moments, gate_moments_backward_
 from dropconnectpp.lab.network import linear, log_likelihoods
 from dropconnectpp.lab.regularisers import SYNAPSES, Regulariser
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def covers(stack: Stack) -> bool:
-    """Whether every segment's masks can be drawn by the kernels, which take bf16 inputs."""
+    """Whether the kernels, which take bf16 inputs, can gate every segment."""
     mixed = stack.device.type == "cuda" and stack.input_dtype == torch.bfloat16
     return mixed and all(s.regulariser.gate() is not None for s in stack.segments)
 
@@ -71,28 +72,28 @@ def _segment_step(
     gate = regulariser.gate()
     assert gate is not None
     by_score = isinstance(gate, LearnedGate) and gate.kind == "score"
-    product = gated_product(x, weight, gate, regulariser.replicas, stack.step)  # (L, R, B, O)
+    sums = _forward(x, weight, gate, regulariser.replicas, stack.step)
     learned = {} if by_score else regulariser.parameters
     own = {f"segment{number}.{n}": v for n, v in learned.items() if n.startswith("bias")}
     names = ("output.weight", "output.bias", "dense.bias")
     shared = {n: stack.parameters[n].detach()[rows] for n in names}
     leaves = {n: v.requires_grad_() for n, v in {**shared, **own}.items()}
     with torch.enable_grad():
-        bias = regulariser.gated_bias(leaves["dense.bias"], stack.step)  # (L, R, O)
+        bias = regulariser.gated_bias(leaves["dense.bias"], stack.step)  # (L, R, O), or (2, R, O)
         # A graph of its own: with one example the gate would overwrite the gradient that the weights need.
-        before = (product + bias.detach().unsqueeze(2)).requires_grad_()
-        rewards = _rewards(regulariser, before, stack.step, leaves["output.weight"], leaves["output.bias"], labels)
-        head = [before, leaves["output.weight"], leaves["output.bias"]]
-        by_product, *values = torch.autograd.grad(rewards, head, torch.full_like(rewards, -1.0 / len(rewards)))
+        sums = (sums + bias.detach().unsqueeze(2)).requires_grad_()
+        rewards = _rewards(regulariser, sums, stack.step, leaves["output.weight"], leaves["output.bias"], labels)
+        head = [sums, leaves["output.weight"], leaves["output.bias"]]
+        by_sums, *values = torch.autograd.grad(rewards, head, torch.full_like(rewards, -1.0 / len(rewards)))
         slab = regulariser.slab_loss("bias", leaves["dense.bias"])
         below = [leaves[n] for n in ("dense.bias", *own)]
-        values += _by_bias(below, bias, by_product.sum(2), slab)
+        values += _by_bias(below, bias, by_sums.sum(2), slab)
     found = {n: v for n, v in zip(leaves, values, strict=True) if v is not None}
     rewards, mean_reward = rewards.detach(), None
     if regulariser.needs_mean_network:
         mean_reward = log_likelihoods(stack.predict_segment(segment, x.to(stack.dtype)), labels).mean(1)
     update, unmoved = _adagrad(stack, number, segment, "weight"), _kept(gate, weight)
-    by_input = gated_product_backward_(x, by_product, weight, gate, regulariser.replicas, stack.step, update)
+    by_input = _backward_(x, by_sums, weight, gate, regulariser.replicas, stack.step, update)
     if isinstance(gate, LearnedGate) and gate.kind == "score":
         _learn_by_score(stack, number, segment, rewards, mean_reward, unmoved)
     elif isinstance(gate, LearnedGate):
@@ -100,6 +101,22 @@ def _segment_step(
             key = f"segment{number}.{name}"
             found[key] = found[key] + value if key in found else value
     return rewards.mean(0), by_input, found
+
+
+def _forward(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor) -> Tensor:
+    """The layer's sums without the bias: of each sample (L, R, B, O), or their moments (2, R, B, O)."""
+    if isinstance(gate, LocalGate):
+        return gate_moments(x, weight, gate)
+    return gated_product(x, weight, gate, replicas, step)
+
+
+def _backward_(
+    x: Tensor, by_sums: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor, update: Adagrad
+) -> Tensor:
+    """The gradient of the inputs from that of what `_forward` gave; steps the weights and gates that need it."""
+    if isinstance(gate, LocalGate):
+        return gate_moments_backward_(x, by_sums, weight, gate, update)
+    return gated_product_backward_(x, by_sums, weight, gate, replicas, step, update)
 
 
 def _by_bias(below: list[Tensor], gated: Tensor, by_gated: Tensor, slab: Tensor | None) -> tuple[Tensor, ...]:
@@ -117,9 +134,10 @@ def _kept(gate: Gate, weight: Tensor) -> Tensor | None:
 
 
 def _rewards(
-    regulariser: Regulariser, before: Tensor, step: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
+    regulariser: Regulariser, sums: Tensor, step: Tensor, weight: Tensor, bias: Tensor, labels: Tensor
 ) -> Tensor:
-    """Mean log-likelihoods (L, R) that the layer's sums (L, R, B, O) lead to. Samples lie among the replicas."""
+    """Mean log-likelihoods (L, R) that the layer's sums or their moments lead to. Samples lie among the replicas."""
+    before = regulariser.sampled_sums(sums, step)  # (L, R, B, O)
     weight, bias, labels = (v.expand(len(before), *v.shape).flatten(0, 1) for v in (weight, bias, labels))
     # Units are dropped where there is one sample alone, number 0; all else does not depend on the sample.
     hidden = regulariser.activation(before.flatten(0, 1), step, 0)

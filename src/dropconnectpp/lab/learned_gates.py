@@ -16,7 +16,8 @@ from dropconnectpp import functional, gating, polynomials
 from dropconnectpp.estimators import Concrete, Eq16, Estimator, resolve, update_moments
 from dropconnectpp.lab.kernels.dense import beside, draw_masks, score_pass
 from dropconnectpp.lab.kernels.layer import Gate, LearnedGate
-from dropconnectpp.lab.kernels.noise import draw_gamma, draw_uniform
+from dropconnectpp.lab.kernels.local import LocalGate
+from dropconnectpp.lab.kernels.noise import draw_gamma, draw_normal, draw_uniform
 from dropconnectpp.lab.network import linear
 from dropconnectpp.lab.protocol import Method
 from dropconnectpp.lab.regularisers import SYNAPSES, DropConnect
@@ -111,10 +112,14 @@ class DropConnectPP(DropConnect):
             functional.gaussian_gate_moments(self.logit("bias"), bias),
             strict=True,
         )
-        mean, variance = linear(x, *means), linear(x.square(), *variances)
-        noise = self._stream("local").normal(self.replicas, step, mean[0].numel(), index, dtype=mean.dtype)
+        sums = self._gaussian_sums(linear(x, *means), linear(x.square(), *variances), step, index)
+        return torch.relu(sums)
+
+    def _gaussian_sums(self, mean: Tensor, variance: Tensor, step: Tensor, index: int) -> Tensor:
+        """The layer's sums (R, B, O) with noise number ``index`` of a step, for each example."""
+        noise = draw_normal(self._stream("local"), mean.detach(), self.replicas, step, index)
         # The margin keeps the slope of the root finite where every input is zero.
-        return torch.relu(mean + torch.sqrt(variance.clamp_min(0.0) + 1e-12) * noise.view(mean.shape))
+        return mean + torch.sqrt(variance.clamp_min(0.0) + 1e-12) * noise
 
     def mean_pass(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return torch.relu(linear(x, weight * self.keep_probability("weight"), bias * self.keep_probability("bias")))
@@ -241,14 +246,16 @@ class DropConnectPP(DropConnect):
 
     def gate(self, name: str = "weight") -> Gate | None:
         method = self.method
-        covered = method.estimator in ("bbvi", "straight-through") and method.parameterisation == "logit"
+        covered = method.estimator in ("bbvi", "straight-through", "local") and method.parameterisation == "logit"
         known = method.hyper == "learned" or polynomials.prior_polynomial(method.alpha, method.beta) is not None
         if not (covered and known):
             return None
         raw = {key: self.parameters[f"{name}_{key}"].detach() for key in ("alpha", "beta") if method.hyper == "learned"}
-        return LearnedGate(
+        gaussian = self.estimator.gate == "gaussian"
+        kind: type[LearnedGate] = LocalGate if gaussian else LearnedGate
+        return kind(
             self.logit(name).detach(),
-            self._stream(f"mask:{name}"),
+            self._stream("local" if gaussian else f"mask:{name}"),
             self.kl_scale,
             "score" if self.estimator.scores else "straight-through",
             prior_alpha=method.alpha,
@@ -260,6 +267,8 @@ class DropConnectPP(DropConnect):
 
     def gated_bias(self, bias: Tensor, step: Tensor) -> Tensor:
         self._step = step
+        if self.estimator.gate == "gaussian":
+            return torch.stack(functional.gaussian_gate_moments(self.logit("bias"), bias))
         stream, keep = self._stream("mask:bias"), self.keep_probability("bias")
         draws = range(self.method.num_samples)
         masks = torch.stack([draw_masks(stream, keep, self.replicas, step, draw) for draw in draws])
@@ -267,6 +276,13 @@ class DropConnectPP(DropConnect):
         if self.estimator.scores:
             return gating.masked(bias, masks)
         return gating.straight_through(bias, self.logit("bias").expand_as(masks), masks, None)
+
+    def sampled_sums(self, sums: Tensor, step: Tensor) -> Tensor:
+        if self.estimator.gate != "gaussian":
+            return sums
+        mean, variance = sums
+        draws = range(self.method.num_samples)
+        return torch.stack([self._gaussian_sums(mean, variance, step, draw) for draw in draws])
 
     @torch.no_grad()
     def coefficient(self, rewards: Tensor, mean_reward: Tensor | None) -> Tensor | None:

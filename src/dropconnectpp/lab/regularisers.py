@@ -102,8 +102,12 @@ class Regulariser:
         return OpenGate()
 
     def gated_bias(self, bias: Tensor, step: Tensor) -> Tensor:
-        """The bias (R, O) under its gates, (L, R, O)."""
+        """The bias (R, O) under its gates, (L, R, O), or where they act as noise its moments (2, R, O)."""
         return bias.unsqueeze(0)
+
+    def sampled_sums(self, sums: Tensor, step: Tensor) -> Tensor:
+        """The layer's sums in each sample, (L, R, B, O): as they are, or drawn from their moments (2, R, B, O)."""
+        return sums
 
     def coefficient(self, rewards: Tensor, mean_reward: Tensor | None) -> Tensor | None:
         """What a score estimator weighs each sample's score by, from the step's rewards: both (L, R)."""

@@ -12,20 +12,6 @@ from dropconnectpp.lab.kernels._triton_layer import unit_interval
 
 
 # Without annotations: the compiler takes every one for a name that the kernel uses.
-@triton.jit  # type: ignore[untyped-decorator]
-def uniform_kernel(  # type: ignore[no-untyped-def]
-    noise_ptr, replica_ptr, step_ptr, draw, seed, count, BLOCK: tl.constexpr
-):
-    """Bit for bit `Stream.uniform` in float32."""
-    row = tl.program_id(1)
-    first = tl.program_id(0) * BLOCK
-    replica = tl.load(replica_ptr + row).to(tl.int32)
-    step = tl.load(step_ptr).to(tl.int32)
-    noise = unit_interval(seed, first + tl.arange(0, BLOCK), draw, step, replica)
-    offsets = first * 4 + tl.arange(0, 4 * BLOCK)
-    tl.store(noise_ptr + row.to(tl.int64) * count + offsets, noise, mask=offsets < count)
-
-
 @triton.jit
 def radius_of(words):  # type: ignore[no-untyped-def]
     """sqrt(-2 log u) for u = (word + 1/2) / 2^32: near 1 by the series in 1 - u, whose digits a float keeps."""
@@ -52,6 +38,24 @@ def normal_numbers(seed, blocks, draw, step, replica):  # type: ignore[no-untype
     cosines = tl.interleave(near * tl.cos(one), far * tl.cos(other))
     sines = tl.interleave(near * tl.sin(one), far * tl.sin(other))
     return tl.interleave(cosines, sines)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def numbers_kernel(  # type: ignore[no-untyped-def]
+    noise_ptr, replica_ptr, step_ptr, draw, seed, count, NORMAL: tl.constexpr, BLOCK: tl.constexpr
+):
+    """`Stream.uniform` in float32, bit for bit, or `Stream.normal`, to rounding."""
+    row = tl.program_id(1)
+    first = tl.program_id(0) * BLOCK
+    blocks = first + tl.arange(0, BLOCK)
+    replica = tl.load(replica_ptr + row).to(tl.int32)
+    step = tl.load(step_ptr).to(tl.int32)
+    if NORMAL:
+        noise = normal_numbers(seed, blocks, draw, step, replica)
+    else:
+        noise = unit_interval(seed, blocks, draw, step, replica)
+    offsets = first * 4 + tl.arange(0, 4 * BLOCK)
+    tl.store(noise_ptr + row.to(tl.int64) * count + offsets, noise, mask=offsets < count)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

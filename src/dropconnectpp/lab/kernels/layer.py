@@ -157,27 +157,28 @@ def _masks(gate: FixedGate | LearnedGate, keep: Tensor, replicas: Tensor, step: 
         yield draw_masks(gate.stream, keep, replicas, step, sample)
 
 
-def _rounded(tensor: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
+def rounded(tensor: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """An operand: rounded to the precision of ``like``, in that of the sums."""
     return tensor.to(like.dtype).to(dtype)
 
 
 def _product(x: Tensor, weight: Tensor, mask: Tensor | None) -> Tensor:
     gated = weight if mask is None else weight * mask
-    return torch.bmm(x.to(weight.dtype), _rounded(gated, x, weight.dtype).mT)
+    return torch.bmm(x.to(weight.dtype), rounded(gated, x, weight.dtype).mT)
 
 
 def _product_by_kernel(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor | int) -> Tensor:
     (stack, batch, width), units, samples = x.shape, weight.shape[1], _samples(gate)
-    length = _whole(-(-width // MOST_SPLITS), SPLIT)
+    length = whole(-(-width // MOST_SPLITS), SPLIT)
     splits = -(-width // length)
-    block_b, block_o = _tile(batch, BLOCK_B), _tile(units, FORWARD_O)
+    block_b, block_o = tile(batch, BLOCK_B), tile(units, FORWARD_O)
     block_i, launch = (MANY_I, MANY_LAUNCH) if units > FORWARD_O else (FORWARD_I, FORWARD_LAUNCH)
     parts = torch.empty((splits, samples, stack, batch, units), device=x.device, dtype=torch.float32)
     compiled("layer").product_kernel[(samples * -(-units // block_o) * -(-batch // block_b), splits, stack)](
         x.contiguous(),
         weight,
         gate.logit if isinstance(gate, LearnedGate) else None,
-        _row(gate.keep) if isinstance(gate, FixedGate) else None,
+        row(gate.keep) if isinstance(gate, FixedGate) else None,
         *_address(x, replicas, step),
         parts,
         0 if isinstance(gate, OpenGate) else gate.stream.seed,
@@ -216,13 +217,14 @@ def gated_product_backward_(
     has been trained in between. Gates that learn by the score need no product: `update_gate_` steps them, afterwards.
     """
     if isinstance(gate, LearnedGate) and gate.kind == "straight-through":
-        _check(gate, update)
+        check_update(gate, update)
     if usable(x, weight, gate, update):
         return _backward_by_kernel_(x, by_output, weight, gate, replicas, step, update)
     return _backward_(x, by_output, weight, gate, _draw(gate, weight, replicas, step), update)
 
 
-def _check(gate: LearnedGate, update: Adagrad) -> None:
+def check_update(gate: LearnedGate, update: Adagrad) -> None:
+    """Raise where something is missing to step the gate."""
     if gate.kind == "score":
         shape = gate.samples, len(gate.logit)
         if gate.coefficient is None or gate.coefficient.shape != shape:
@@ -238,16 +240,16 @@ def _backward_(
 ) -> Tensor:
     inputs = x.to(weight.dtype)
     by_x, by_weight, by_gate = torch.zeros_like(inputs), torch.zeros_like(weight), torch.zeros_like(weight)
-    for by_sample, mask in zip(_rounded(by_output, x, weight.dtype), masks, strict=True):
+    for by_sample, mask in zip(rounded(by_output, x, weight.dtype), masks, strict=True):
         gated = weight if mask is None else weight * mask
-        by_x += torch.bmm(by_sample, _rounded(gated, x, weight.dtype))
+        by_x += torch.bmm(by_sample, rounded(gated, x, weight.dtype))
         product = torch.bmm(by_sample.mT, inputs)  # (R, O, I)
         by_gate += product
         by_weight += product if mask is None else product * mask
     if not isinstance(gate, OpenGate) and gate.slab_scale:
         by_weight += gate.slab_scale * _keep(gate) * weight
     if isinstance(gate, LearnedGate) and gate.kind == "straight-through":
-        _step_gate_(gate, functional.straight_through_gradient(gate.logit, weight, by_gate), weight, update)
+        step_gate_(gate, functional.straight_through_gradient(gate.logit, weight, by_gate), weight, update)
     adagrad_all_([weight], [by_weight], [update.weight], [update.sizes], update.epsilon, update.inside)
     return by_x.to(x.dtype)
 
@@ -256,7 +258,7 @@ def _keep(gate: FixedGate | LearnedGate) -> Tensor:
     return torch.sigmoid(gate.logit) if isinstance(gate, LearnedGate) else gate.keep[:, None, None]
 
 
-def _step_gate_(gate: LearnedGate, likelihood: Tensor, weight: Tensor | None, update: Adagrad) -> None:
+def step_gate_(gate: LearnedGate, likelihood: Tensor, weight: Tensor | None, update: Adagrad) -> None:
     """Adagrad on the logit and a free q(pi): the KL's slopes, the likelihood's gradient by the logit, the slab's."""
     logit, kl_scale = gate.logit, beside(gate.kl_scale, gate.logit)
     found: dict[str, Tensor] = {}
@@ -290,7 +292,7 @@ def _backward_by_kernel_(
     crowded = _samples(gate) > 1 or (
         learned is not None and (learned.kind != "score" or learned.slab_scale > 0 or units > BACKWARD_O)
     )
-    block_b, block_i = _tile(batch, BLOCK_B), CROWDED_I if crowded else BACKWARD_I
+    block_b, block_i = tile(batch, BLOCK_B), CROWDED_I if crowded else BACKWARD_I
     by_x = torch.empty((stack, batch, width), device=x.device, dtype=x.dtype)
     arguments: list[Any] = [
         x.contiguous(),
@@ -304,17 +306,17 @@ def _backward_by_kernel_(
         update.alpha,
         learned.beta if learned else None,
         update.beta,
-        _row(gate.keep) if isinstance(gate, FixedGate) else None,
-        _row(update.sizes),
-        _row(update.gate_sizes),
-        _row(learned.kl_scale) if learned else None,
+        row(gate.keep) if isinstance(gate, FixedGate) else None,
+        row(update.sizes),
+        row(update.gate_sizes),
+        row(learned.kl_scale) if learned else None,
         *_address(x, replicas, step),
         0 if isinstance(gate, OpenGate) else gate.stream.seed,
         0.0 if isinstance(gate, OpenGate) else gate.slab_scale,
         learned.prior_alpha if learned else 1.0,
         learned.prior_beta if learned else 1.0,
         update.epsilon,
-        *_polynomial(learned),
+        *slope_polynomial(learned),
     ]
     batches = -(-batch // block_b)
     # A larger batch takes two launches: each of its tiles needs the weights as they were.
@@ -322,7 +324,7 @@ def _backward_by_kernel_(
     for needs_x, needs_update, depth in passes:
         compiled("layer").backward_kernel[(-(-width // block_i), stack, depth)](
             *arguments,
-            **_terms(gate),
+            **loss_terms(gate),
             INSIDE=update.inside,
             BY_X=needs_x,
             UPDATE=needs_update,
@@ -332,7 +334,7 @@ def _backward_by_kernel_(
             SAMPLES=_samples(gate),
             **_switches(gate, x),
             BLOCK_B=block_b,
-            BLOCK_O=_tile(units, BACKWARD_O),
+            BLOCK_O=tile(units, BACKWARD_O),
             BLOCK_I=block_i,
             **BACKWARD_LAUNCH,
         )
@@ -352,7 +354,7 @@ def update_gate_(
     """
     if gate.kind != "score":
         raise ArgumentError("straight through a gate's gradient is the product's: use gated_product_backward_.")
-    _check(gate, update)
+    check_update(gate, update)
     if gate.slab_scale and (weight is None or weight.shape != gate.logit.shape):
         raise ArgumentError(f"a slab needs the weight before the step, of shape {tuple(gate.logit.shape)}.")
     if _ready(gate.logit, gate.alpha, gate.beta, update.logit, update.alpha, update.beta, weight) and _known(gate):
@@ -366,7 +368,7 @@ def _update_gate_(gate: LearnedGate, masks: Iterable[Tensor], update: Adagrad, w
         score = functional.bernoulli_score(mask, gate.logit)
         likelihood -= beside(coefficient, score) * score
         squared.append(score.square().flatten(1).sum(1))
-    _step_gate_(gate, likelihood, weight, update)
+    step_gate_(gate, likelihood, weight, update)
     return torch.stack(squared)
 
 
@@ -385,9 +387,9 @@ def _gate_by_kernel_(
         gate.beta,
         update.beta,
         weight if gate.slab_scale else None,
-        _row(gate.coefficient),
-        _row(update.gate_sizes),
-        _row(gate.kl_scale),
+        row(gate.coefficient),
+        row(update.gate_sizes),
+        row(gate.kl_scale),
         partial,
         *_address(gate.logit, replicas, step),
         gate.stream.seed,
@@ -395,10 +397,10 @@ def _gate_by_kernel_(
         gate.prior_alpha,
         gate.prior_beta,
         update.epsilon,
-        *_polynomial(gate),
+        *slope_polynomial(gate),
         count,
         SAMPLES=gate.samples,
-        **_terms(gate),
+        **loss_terms(gate),
         INSIDE=update.inside,
         COMPILED=gate.logit.is_cuda,
         BLOCK=block,
@@ -410,12 +412,12 @@ def _gate_by_kernel_(
 # -------------------------------------------------------------------------------------------- launches
 
 
-def _whole(count: int, unit: int) -> int:
+def whole(count: int, unit: int) -> int:
     """``count`` rounded up to a multiple of ``unit``."""
     return -(-count // unit) * unit
 
 
-def _tile(count: int, most: int) -> int:
+def tile(count: int, most: int) -> int:
     """The smallest tile that covers ``count``, from 16, which a product needs, to ``most``."""
     return min(max(16, 1 << (count - 1).bit_length()), most)
 
@@ -425,7 +427,8 @@ def _given(values: Tensor | None) -> Tensor:
     return values
 
 
-def _row(values: Tensor | None) -> Tensor | None:
+def row(values: Tensor | None) -> Tensor | None:
+    """One number a replica as the kernels read it."""
     return None if values is None else values.float().contiguous()
 
 
@@ -441,7 +444,7 @@ def _switches(gate: Gate, x: Tensor) -> dict[str, Any]:
     return {"GATE": number, "COMPILED": x.is_cuda}
 
 
-def _terms(gate: Gate) -> dict[str, bool]:
+def loss_terms(gate: Gate) -> dict[str, bool]:
     """What the loss has besides the likelihood, as the kernels' switches."""
     learned = gate if isinstance(gate, LearnedGate) else None
     hyper = learned is not None and learned.alpha is not None
@@ -452,7 +455,7 @@ def _terms(gate: Gate) -> dict[str, bool]:
     }
 
 
-def _polynomial(gate: LearnedGate | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def slope_polynomial(gate: LearnedGate | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Even and odd part of the KL's slope, `polynomials.prior_polynomial`; of any prior where it is not used."""
     prior = (1.0, 1.0) if gate is None or gate.alpha is not None else (gate.prior_alpha, gate.prior_beta)
     found = polynomials.prior_polynomial(*prior)

@@ -1,6 +1,6 @@
-"""Uniform and Gamma numbers of a stream for a stack of replicas: one launch each on a GPU with Triton.
+"""Uniform, normal and Gamma numbers of a stream for a stack of replicas: one launch each on a GPU with Triton.
 
-Elsewhere the twin runs: uniform numbers are equal bit for bit, Gamma numbers to rounding. Shapes: R replicas.
+Elsewhere the twin runs: uniform numbers are equal bit for bit, the others to rounding. Shapes: R replicas.
 """
 
 from __future__ import annotations
@@ -28,13 +28,25 @@ def _counter(step: Tensor | int, device: torch.device) -> Tensor:
 
 def draw_uniform(stream: Stream, like: Tensor, replicas: Tensor, step: Tensor | int, draw: int = 0) -> Tensor:
     """`Stream.uniform` in the shape of ``like`` (R, ...): numbers in [0, 1), float64 for a float64."""
-    count = math.prod(like.shape[1:])
     if not _by_kernel(like):
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        return stream.uniform(replicas, step, count, draw, dtype=dtype).view(like.shape)
-    noise = torch.empty_like(like)
-    compiled("noise").uniform_kernel[(-(-count // (4 * BLOCK)), len(like))](
-        noise, replicas, _counter(step, like.device), draw, stream.seed, count, BLOCK=BLOCK
+        return stream.uniform(replicas, step, math.prod(like.shape[1:]), draw, dtype=dtype).view(like.shape)
+    return _numbers_by_kernel(stream, like, replicas, step, draw, normal=False)
+
+
+def draw_normal(stream: Stream, like: Tensor, replicas: Tensor, step: Tensor | int, draw: int = 0) -> Tensor:
+    """`Stream.normal` in the shape and precision of ``like`` (R, ...)."""
+    if _by_kernel(like):
+        return _numbers_by_kernel(stream, like, replicas, step, draw, normal=True)
+    return stream.normal(replicas, step, math.prod(like.shape[1:]), draw, dtype=like.dtype).view(like.shape)
+
+
+def _numbers_by_kernel(
+    stream: Stream, like: Tensor, replicas: Tensor, step: Tensor | int, draw: int, normal: bool
+) -> Tensor:
+    count, noise = math.prod(like.shape[1:]), torch.empty_like(like)
+    compiled("noise").numbers_kernel[(-(-count // (4 * BLOCK)), len(like))](
+        noise, replicas, _counter(step, like.device), draw, stream.seed, count, NORMAL=normal, BLOCK=BLOCK
     )
     return noise
 
@@ -46,14 +58,13 @@ def draw_gamma(shape: Tensor, stream: Stream, replicas: Tensor, step: Tensor | i
     """
     if _by_kernel(shape):
         return _gamma_by_kernel(shape, stream, replicas, step)
-    count = math.prod(shape.shape[1:])
     boosted = shape + 1.0  # their method needs a shape of at least 1; the boost is undone below
     d = boosted - 1.0 / 3.0
     c = 1.0 / torch.sqrt(9.0 * d)
     result = torch.zeros_like(shape)
     missing = torch.ones_like(shape, dtype=torch.bool)
     for attempt in range(ATTEMPTS):
-        x = stream.normal(replicas, step, count, 2 * attempt, dtype=shape.dtype).view(shape.shape)
+        x = draw_normal(stream, shape, replicas, step, 2 * attempt)
         u = draw_uniform(stream, shape, replicas, step, 2 * attempt + 1)
         v = (1.0 + c * x).clamp_min(1e-6) ** 3
         good = torch.log(u + 1e-12) < 0.5 * x.square() + d - d * v + d * torch.log(v)

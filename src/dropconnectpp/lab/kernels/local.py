@@ -1,0 +1,185 @@
+"""The weights of a stack's dense layer under gates that act as Gaussian noise on its sums, in one training step, fused.
+
+On a GPU with Triton mean and variance of the sums take one pass over the weights, and no gradient of a weight goes to
+memory. Elsewhere, and for what a kernel does not cover, the twin runs, with the same result to rounding.
+Shapes: R replicas, B batch, I inputs, O units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dropconnectpp import functional
+from dropconnectpp.errors import ArgumentError
+from dropconnectpp.lab.kernels.adagrad import adagrad_all_
+from dropconnectpp.lab.kernels.compiled import compiled
+from dropconnectpp.lab.kernels.layer import (
+    BACKWARD_LAUNCH,
+    BACKWARD_O,
+    BLOCK_B,
+    MOST_SPLITS,
+    SPLIT,
+    Adagrad,
+    Kind,
+    LearnedGate,
+    check_update,
+    loss_terms,
+    rounded,
+    row,
+    slope_polynomial,
+    step_gate_,
+    tile,
+    usable,
+    whole,
+)
+
+# Largest tiles, and how the forward pass is launched. None may depend on R, so that sums have one order in every stack.
+FORWARD_O, FORWARD_I, FORWARD_LAUNCH = 64, 32, {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
+BACKWARD_I, CROWDED_I = 32, 16
+"""The second is for a free q(pi), a slab or more units than one tile has: they need more registers."""
+
+
+@dataclass(frozen=True)
+class LocalGate(LearnedGate):
+    """pi~ = sigmoid(logit) of which no mask is drawn: its mean and variance are all that counts, for `gate_moments`.
+
+    The stream is that of the noise on the sums. The loss's gradient goes through the moments to the logit, so there is
+    one kind of it; the rest is as for `LearnedGate`.
+    """
+
+    kind: Kind = "straight-through"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind != "straight-through":
+            raise ArgumentError(f"kind must be 'straight-through' for gates as noise, got {self.kind!r}.")
+
+
+# --------------------------------------------------------------------------------------------- forward
+
+
+@torch.no_grad()
+def gate_moments(x: Tensor, weight: Tensor, gate: LocalGate) -> Tensor:
+    """Mean x (pi~ W)^T and variance x^2 (pi~ (1 - pi~) W^2)^T of the layer's sums, (2, R, B, O).
+
+    In the weight's precision, from operands rounded to that of x (R, B, I).
+    """
+    if usable(x, weight, gate):
+        return _moments_by_kernel(x, weight, gate)
+    pairs = zip(_inputs(x, weight), _synapses(x, weight, gate), strict=True)
+    return torch.stack([torch.bmm(inputs, synapses.mT) for inputs, synapses in pairs])
+
+
+def _inputs(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """x and x^2 as operands, in the weight's precision."""
+    inputs = x.to(weight.dtype)
+    return inputs, rounded(inputs.square(), x, weight.dtype)
+
+
+def _synapses(x: Tensor, weight: Tensor, gate: LocalGate) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the gated weights as operands."""
+    mean, variance = functional.gaussian_gate_moments(gate.logit, weight)
+    return rounded(mean, x, weight.dtype), rounded(variance, x, weight.dtype)
+
+
+def _moments_by_kernel(x: Tensor, weight: Tensor, gate: LocalGate) -> Tensor:
+    (stack, batch, width), units = x.shape, weight.shape[1]
+    length = whole(-(-width // MOST_SPLITS), SPLIT)
+    splits = -(-width // length)
+    block_b, block_o = tile(batch, BLOCK_B), tile(units, FORWARD_O)
+    parts = torch.empty((splits, 2, stack, batch, units), device=x.device, dtype=torch.float32)
+    compiled("local").moments_kernel[(-(-units // block_o) * -(-batch // block_b), splits, stack)](
+        x.contiguous(),
+        weight,
+        gate.logit,
+        parts,
+        BATCH=batch,
+        UNITS=units,
+        WIDTH=width,
+        LENGTH=length,
+        COMPILED=x.is_cuda,
+        BLOCK_B=block_b,
+        BLOCK_O=block_o,
+        BLOCK_I=FORWARD_I,
+        **FORWARD_LAUNCH,
+    )
+    return parts.sum(0)
+
+
+# -------------------------------------------------------------------------------------------- backward
+
+
+@torch.no_grad()
+def gate_moments_backward_(x: Tensor, by_moments: Tensor, weight: Tensor, gate: LocalGate, update: Adagrad) -> Tensor:
+    """The gradient by x, in its precision; steps weight and gate in place.
+
+    ``by_moments`` (2, R, B, O) is the loss's gradient by `gate_moments`, of all samples together. Nothing has been
+    trained since the forward pass.
+    """
+    check_update(gate, update)
+    if usable(x, weight, gate, update):
+        return _backward_by_kernel_(x, by_moments, weight, gate, update)
+    by_mean, by_variance = rounded(by_moments, x, weight.dtype)
+    (inputs, squares), (mean, variance) = _inputs(x, weight), _synapses(x, weight, gate)
+    by_x = torch.bmm(by_mean, mean) + 2.0 * inputs * torch.bmm(by_variance, variance)
+    through_mean, through_variance = torch.bmm(by_mean.mT, inputs), torch.bmm(by_variance.mT, squares)  # (R, O, I)
+    keep = torch.sigmoid(gate.logit)
+    by_weight = keep * through_mean + 2.0 * keep * torch.sigmoid(-gate.logit) * weight * through_variance
+    if gate.slab_scale:
+        by_weight += gate.slab_scale * keep * weight
+    by_gate = through_mean - torch.tanh(0.5 * gate.logit) * weight * through_variance  # 1 - 2 pi~ to full precision
+    step_gate_(gate, functional.straight_through_gradient(gate.logit, weight, by_gate), weight, update)
+    adagrad_all_([weight], [by_weight], [update.weight], [update.sizes], update.epsilon, update.inside)
+    return by_x.to(x.dtype)
+
+
+def _backward_by_kernel_(x: Tensor, by_moments: Tensor, weight: Tensor, gate: LocalGate, update: Adagrad) -> Tensor:
+    (stack, batch, width), units = x.shape, weight.shape[1]
+    crowded = gate.alpha is not None or gate.slab_scale > 0 or units > BACKWARD_O
+    block_b, block_i = tile(batch, BLOCK_B), CROWDED_I if crowded else BACKWARD_I
+    by_x = torch.empty((stack, batch, width), device=x.device, dtype=x.dtype)
+    arguments: list[Any] = [
+        x.contiguous(),
+        by_moments.to(x.dtype).contiguous(),
+        by_x,
+        weight,
+        update.weight,
+        gate.logit,
+        update.logit,
+        gate.alpha,
+        update.alpha,
+        gate.beta,
+        update.beta,
+        row(update.sizes),
+        row(update.gate_sizes),
+        row(gate.kl_scale),
+        gate.slab_scale,
+        gate.prior_alpha,
+        gate.prior_beta,
+        update.epsilon,
+        *slope_polynomial(gate),
+    ]
+    batches = -(-batch // block_b)
+    # A larger batch takes two launches: each of its tiles needs the weights as they were.
+    passes = [(True, True, 1)] if batches == 1 else [(True, False, batches), (False, True, 1)]
+    for needs_x, needs_update, depth in passes:
+        compiled("local").moments_backward_kernel[(-(-width // block_i), stack, depth)](
+            *arguments,
+            **loss_terms(gate),
+            INSIDE=update.inside,
+            BY_X=needs_x,
+            UPDATE=needs_update,
+            BATCH=batch,
+            UNITS=units,
+            WIDTH=width,
+            COMPILED=x.is_cuda,
+            BLOCK_B=block_b,
+            BLOCK_O=tile(units, BACKWARD_O),
+            BLOCK_I=block_i,
+            **BACKWARD_LAUNCH,
+        )
+    return by_x

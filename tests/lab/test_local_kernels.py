@@ -1,0 +1,446 @@
+"""The dense layer under gates as noise: its twins against autograd, its kernels against the twins, the fused step."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_layer_kernels import assert_adagrads_step
+from test_training import assert_fused_is_plain, settings, stack_of, tensors_of, tiny, varied
+from torch import Tensor
+
+from dropconnectpp import functional
+from dropconnectpp.errors import ArgumentError
+from dropconnectpp.lab.kernels import layer, local
+from dropconnectpp.lab.kernels.layer import Adagrad
+from dropconnectpp.lab.kernels.local import LocalGate
+from dropconnectpp.lab.protocol import Architecture, Method
+from dropconnectpp.lab.streams import Stream
+from dropconnectpp.lab.training import Stack, Unit
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
+)
+PRIORS = {"uniform": (1.0, 1.0), "sparse": (10.0, 90.0), "even": (3.0, 3.0), "learned": (1.5, 0.7)}
+KINDS = ["uniform", "sparse", "even", "learned", "uniform, slab", "sparse, slab", "learned, slab"]
+Shape = tuple[int, int, int, int]
+
+
+class Case:
+    """One layer's tensors, with sums of squares that start at zero: after one step they are the gradients' squares."""
+
+    def __init__(self, kind: str, shape: Shape, dtype: torch.dtype = torch.float32) -> None:
+        stack, batch, units, width = shape
+        generator = torch.Generator().manual_seed(sum(shape) + len(kind))
+
+        def normal(*size: int) -> Tensor:
+            return torch.randn(size, generator=generator).to(dtype)
+
+        self.x, self.by_moments = normal(stack, batch, width), normal(2, stack, batch, units)
+        self.weight, logit = normal(stack, units, width), 2 * normal(stack, units, width)
+        logit[0, 0, 0] = 0.0
+        alpha, beta = (normal(stack, units, width) for _ in range(2))
+        prior = PRIORS[kind.partition(",")[0]]
+        self.gate = LocalGate(
+            logit,
+            Stream(7, "local"),
+            torch.linspace(0.3, 0.6, stack, dtype=dtype),
+            alpha=alpha if "learned" in kind else None,
+            beta=beta if "learned" in kind else None,
+            prior_alpha=prior[0],
+            prior_beta=prior[1],
+            slab_scale=0.2 if "slab" in kind else 0.0,
+        )
+        sizes = torch.linspace(0.1, 0.3, stack, dtype=dtype)
+        zeros = {name: torch.zeros_like(value) for name, value in self.trained().items()}
+        self.update = Adagrad(sizes=sizes, epsilon=1e-6, inside=True, gate_sizes=2 * sizes, **zeros)  # type: ignore[arg-type]
+
+    def trained(self) -> dict[str, Tensor]:
+        found = {"weight": self.weight, **{name: getattr(self.gate, name) for name in ("logit", "alpha", "beta")}}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def to(self, *where: Any, rows: slice = slice(None)) -> Case:
+        """A copy on another device or in another precision, or of some replicas."""
+
+        def moved(values: dict[str, Any]) -> dict[str, Tensor]:
+            given = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+            chosen = {n: v[:, rows] if n == "by_moments" else v[rows] for n, v in given.items()}
+            return {n: v.to(*where).clone() for n, v in chosen.items()}
+
+        other = object.__new__(Case)
+        for name, value in moved({name: getattr(self, name) for name in ("x", "by_moments", "weight")}).items():
+            setattr(other, name, value)
+        other.gate = replace(self.gate, **moved(vars(self.gate)))
+        other.update = replace(self.update, **moved(vars(self.update)))
+        return other
+
+    def exact(self) -> Case:
+        """The same with numbers that bfloat16 holds, and their products too: no operand is rounded."""
+        for name in ("x", "by_moments", "weight"):
+            setattr(self, name, (4 * getattr(self, name)).round().clamp(-15, 15) / 4)
+        logit = self.gate.logit
+        self.gate = replace(self.gate, logit=torch.where(logit < -1, -40.0, torch.where(logit > 1, 40.0, 0.0)))
+        return self
+
+    def forward(self) -> Tensor:
+        return local.gate_moments(self.x, self.weight, self.gate)
+
+    def backward(self) -> Tensor:
+        return local.gate_moments_backward_(self.x, self.by_moments, self.weight, self.gate, self.update)
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Relative error in the Frobenius norm."""
+    one, other = one.double(), other.double()
+    return float((one - other).norm() / other.norm().clamp_min(1e-300))
+
+
+# ------------------------------------------------------------------------------------------- the twins
+
+
+def expected_gradients(case: Case) -> dict[str, Tensor]:
+    """What the library's own functions and autograd make of the step."""
+    leaves = {name: value.clone().requires_grad_() for name, value in case.trained().items()}
+    x, gate, logit = case.x.clone().requires_grad_(), case.gate, leaves["logit"]
+    if "alpha" in leaves:
+        alpha, beta = functional.positive(leaves["alpha"]), functional.positive(leaves["beta"])
+        kl = functional.bernoulli_kl(logit, alpha, beta)
+        kl = kl + functional.beta_kl(alpha, beta, gate.prior_alpha, gate.prior_beta)
+    else:
+        kl = functional.beta_bernoulli_kl(logit, gate.prior_alpha, gate.prior_beta)
+    loss = (gate.kl_scale[:, None, None] * kl).sum()
+    loss = loss + gate.slab_scale * (torch.sigmoid(logit) * leaves["weight"].square()).sum() / 2
+    mean, variance = functional.gaussian_gate_moments(logit, leaves["weight"])
+    moments = torch.stack([x @ mean.mT, x.square() @ variance.mT])
+    torch.testing.assert_close(case.forward(), moments.detach(), rtol=1e-12, atol=1e-12)
+    found = torch.autograd.grad(loss + (moments * case.by_moments).sum(), [x, *leaves.values()])
+    return dict(zip(["x", *leaves], found, strict=True))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_twins_are_autograd_and_adagrad(kind: str, inside: bool) -> None:
+    case = Case(kind, (2, 5, 3, 7), torch.float64)
+    case.update = replace(case.update, inside=inside)
+    wanted = expected_gradients(case)
+    before = {name: value.clone() for name, value in case.trained().items()}
+    torch.testing.assert_close(case.backward(), wanted["x"], rtol=1e-12, atol=1e-12)
+    for name, value in case.trained().items():
+        gradient = wanted[name]
+        torch.testing.assert_close(getattr(case.update, name), gradient.square(), rtol=1e-9, atol=1e-12)
+        sizes = case.update.sizes if name == "weight" else case.update.gate_sizes
+        assert sizes is not None
+        root = (gradient.square() + 1e-6).sqrt() if inside else gradient.abs() + 1e-6
+        step = sizes[:, None, None] * gradient / root
+        torch.testing.assert_close(value, before[name] - step, rtol=1e-7, atol=1e-9)
+
+
+def test_a_gate_near_one_half_keeps_its_digits() -> None:
+    case = Case("uniform", (1, 4, 2, 3), torch.float64)
+    case.gate = replace(case.gate, logit=case.gate.logit * 1e-6, kl_scale=torch.zeros(1).double())
+    case.by_moments[0] = 0.0  # the variance alone: its slope by the logit is next to nothing, and is 1 - 2 pi~
+    narrow = case.to(torch.float32)
+    for one in (case, narrow):
+        one.backward()
+    assert distance(narrow.update.logit.sqrt(), case.update.logit.sqrt()) < 1e-6  # type: ignore[union-attr]
+
+
+def test_operands_are_rounded_to_the_precision_of_x() -> None:
+    case = Case("uniform", (1, 2, 3, 4))
+    case.x = case.x.bfloat16()
+    mean, variance = functional.gaussian_gate_moments(case.gate.logit, case.weight)
+    wide = case.x.float()
+    wanted = [
+        torch.bmm(inputs.bfloat16().float(), operand.bfloat16().float().mT)
+        for inputs, operand in ((wide, mean), (wide.square(), variance))
+    ]
+    found = case.forward()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, torch.stack(wanted))
+    assert case.backward().dtype == torch.bfloat16
+
+
+def test_what_is_missing_is_named() -> None:
+    case = Case("learned", (1, 2, 3, 4))
+    with pytest.raises(ArgumentError, match="'straight-through' for gates as noise, got 'score'"):
+        replace(case.gate, kind="score")
+    with pytest.raises(ArgumentError, match="kl_scale"):
+        replace(case.gate, kl_scale=torch.zeros(2))
+    case.update = replace(case.update, alpha=None)
+    with pytest.raises(ArgumentError, match="gate_sizes and a sum of squares for alpha"):
+        case.backward()
+
+
+# --------------------------------------------------------------------------------- the interpreter
+
+# The launches are the package's own, on small tiles. What they allocate is poisoned and lies between guards, and so
+# do the parameters, so that a missing write and a write outside both show.
+INTERPRETED = """
+import sys
+import torch
+from dataclasses import replace
+from dropconnectpp.lab.kernels import local
+sys.path.insert(0, sys.argv[1])
+from test_local_kernels import KINDS, Case, distance, poisoned
+
+local.BLOCK_B = local.FORWARD_O = local.BACKWARD_O = local.FORWARD_I = local.BACKWARD_I = local.CROWDED_I = 16
+local.SPLIT, GUARD, rooms = 32, 64, []
+
+def guarded(value):
+    room = torch.full((value.numel() + 2 * GUARD,), 77.0, dtype=value.dtype)
+    rooms.append(room)
+    inner = room[GUARD:-GUARD].view(value.shape)
+    inner.copy_(value)
+    return inner
+
+def guard(case):
+    values = {name: guarded(value) for name, value in case.trained().items()}
+    sums = {name: guarded(getattr(case.update, name)) for name in values}
+    case.weight = values.pop("weight")
+    case.gate, case.update = replace(case.gate, **values), replace(case.update, **sums)
+
+def run(case, kernels):
+    local.usable = lambda *_: kernels
+    if not kernels:
+        return case.forward(), case.backward()
+    with poisoned(guarded):
+        return case.forward(), case.backward()
+
+def check(kind, shape, inside, exact):
+    case = Case(kind, shape)
+    # The interpreter rounds to bfloat16 towards zero: of what a gradient of a weight comes from nothing is rounded.
+    plain = case.to(torch.float32)
+    case.exact()
+    if not exact:
+        case.weight, case.gate = plain.weight, replace(case.gate, logit=plain.gate.logit)
+    case.update = replace(case.update, inside=inside)
+    wanted, found, alone = case.to(torch.float32), case.to(torch.float32), case.to(torch.float32, rows=slice(1, 2))
+    for one in (wanted, found, alone):
+        one.x = one.x.bfloat16()
+    guard(found)
+    moments, by_x = run(found, True)
+    assert all((room[:GUARD] == 77.0).all() and (room[-GUARD:] == 77.0).all() for room in rooms)
+    twin_moments, twin_by_x = run(wanted, False)
+    where = kind, shape, inside, exact
+    assert moments.dtype == torch.float32 and by_x.dtype == torch.bfloat16, where
+    if exact:
+        assert torch.allclose(moments, twin_moments, rtol=1e-5, atol=1e-5), where
+        assert torch.allclose(by_x.float(), twin_by_x.float(), rtol=1e-2, atol=1e-5), where
+    for one, twin in zip((*moments, by_x), (*twin_moments, twin_by_x), strict=True):
+        assert distance(one, twin) < 1.2e-2, where
+    for name, value in found.trained().items():
+        roots, twins = getattr(found.update, name).sqrt(), getattr(wanted.update, name).sqrt()
+        assert torch.allclose(roots, twins, rtol=3e-5, atol=3e-5), (*where, name)
+        away = twins > 1e-2  # a first step is the gradient's sign: nearly free where the gradient vanishes
+        assert torch.allclose(value[away], wanted.trained()[name][away], rtol=1e-4, atol=1e-4), (*where, name)
+    if shape[0] > 1:
+        row_moments, row_by_x = run(alone, True)
+        assert torch.equal(row_moments, moments[:, 1:2]) and torch.equal(row_by_x[0], by_x[1]), where
+        for name, value in alone.trained().items():
+            assert torch.equal(value[0], found.trained()[name][1]), (*where, name)
+    rooms.clear()
+
+for number, kind in enumerate(KINDS):
+    check(kind, (2, 5, 3, 7), number % 2 == 0, False)
+    check(kind, (1, 20, 18, 36), number % 2 == 1, False)
+for kind in ("sparse", "learned"):
+    for shape in ((2, 1, 1, 4), (3, 16, 16, 32), (2, 37, 10, 75)):
+        check(kind, shape, shape[1] == 16, True)
+print("all well")
+"""
+
+
+@contextmanager
+def poisoned(place: Any = lambda value: value) -> Iterator[None]:
+    """Inside, what torch.empty gives is not a number, and lies where ``place`` puts it."""
+    plain = torch.empty
+
+    def empty(*size: Any, **options: Any) -> Tensor:
+        value: Tensor = plain(*size, **options)
+        return place(value.fill_(float("nan"))) if value.is_floating_point() else value
+
+    torch.empty = empty
+    try:
+        yield
+    finally:
+        torch.empty = plain
+
+
+@needs_triton
+def test_the_interpreted_kernels_are_their_twins(tmp_path) -> None:
+    script = tmp_path / "interpreted.py"  # a file, since Triton reads a kernel's source
+    script.write_text(INTERPRETED)
+    found = subprocess.run(
+        [sys.executable, str(script), os.path.dirname(__file__)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert found.stdout.strip() == "all well"
+
+
+# -------------------------------------------------------------------------------------- the fused step
+
+
+def sparse(**options: Any) -> Method:
+    return Method(estimator="local", hyper="optimal", alpha=10.0, beta=90.0, **options)
+
+
+LOCAL = [
+    Method(estimator="local"),
+    Method(estimator="local", hyper="optimal", logit_step=10.0),
+    sparse(logit_step=10.0, keep_probability=0.3),
+    sparse(num_samples=2, slab=0.1),
+    Method(estimator="local", num_samples=3, alpha=2.0, slab=0.1),
+    *varied(Method(estimator="local", hyper="optimal", num_samples=2)),
+]
+OTHERS = [Method(logit_step=30.0), Method(estimator="straight-through", num_samples=2), Method(kind="none")]
+
+
+def mixed_units(batch_size: int) -> list[Unit]:
+    """Segments of every kind, some replicas of a segment with numbers of their own."""
+    methods = [LOCAL[0], OTHERS[0], *LOCAL[1:], *OTHERS[1:]]
+    return [Unit(settings(method, batch_size=batch_size), replica) for replica, method in enumerate(methods)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_the_fused_step_is_the_plain_one(batch_size: int) -> None:
+    units = mixed_units(batch_size)
+    assert len(stack_of(*units).segments) == len(LOCAL) - 5 + len(OTHERS)
+    assert_fused_is_plain(units, batch_size)
+
+
+def test_every_sample_of_a_fused_step_has_noise_of_its_own() -> None:
+    stack = stack_of(Unit(settings(sparse(num_samples=2)), 3))
+    regulariser, moments = stack.segments[0].regulariser, torch.ones(2, 1, 4, 5, dtype=torch.float64)
+    for draw, sums in enumerate(regulariser.sampled_sums(moments, stack.step)):
+        noise = Stream(5, "local").normal(stack.replicas, stack.step, 20, draw, dtype=torch.float64)
+        torch.testing.assert_close(sums.flatten(1), 1.0 + noise)
+
+
+@pytest.mark.parametrize("method", LOCAL)
+def test_the_kernels_gate_what_acts_as_noise(method: Method) -> None:
+    (segment,) = stack_of(Unit(settings(method), 0)).segments
+    assert isinstance(segment.regulariser.gate(), LocalGate)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [Method(estimator="local", parameterisation="probability"), Method(estimator="local", hyper="optimal", alpha=0.1)],
+)
+def test_what_the_kernels_cannot_gate_takes_the_plain_step(method: Method) -> None:
+    (segment,) = stack_of(Unit(settings(method), 0)).segments
+    assert segment.regulariser.gate() is None
+
+
+# ---------------------------------------------------------------------------------------------- on a GPU
+
+SHAPES: list[Shape] = [
+    (1, 128, 64, 4096),
+    (50, 128, 64, 4096),
+    (2, 128, 512, 4096),
+    (3, 128, 64, 3136),
+    (2, 200, 512, 3136),
+    (3, 1, 64, 4096),
+    (3, 100, 10, 75),
+    (2, 129, 33, 130),
+    (200, 7, 1, 256),
+]
+
+
+def on_gpu(kind: str, shape: Shape) -> Case:
+    case = Case(kind, shape).to("cuda")
+    case.x = case.x.bfloat16()
+    case.by_moments = (case.by_moments / shape[1]).bfloat16().float()
+    assert layer.usable(case.x, case.weight, case.gate, case.update)
+    return case
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_layer_on_a_gpu_is_its_twin(kind: str, shape: Shape) -> None:
+    start, first = on_gpu(kind, shape), None
+    wide = start.to(torch.float64)
+    wide.x = start.x  # so that the twin rounds the same operands
+    wanted, wanted_by_x = wide.forward(), wide.backward()
+    for _ in range(3):
+        case = start.to("cuda")
+        with poisoned():
+            moments, by_x = case.forward(), case.backward()
+        for one, other in zip(moments, wanted, strict=True):
+            assert distance(one, other) < 5e-4
+        assert distance(by_x, wanted_by_x) < 2e-3  # one place of bfloat16 here and there
+        for name in case.trained():
+            roots = [getattr(one.update, name).sqrt() for one in (case, wide)]
+            assert distance(*roots) < 1e-4, name
+        found = [moments, by_x, *case.trained().values()]
+        first = found if first is None else first
+        assert all(torch.equal(one, other) for one, other in zip(first, found, strict=True)), "the same every time"
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("shape", [(3, 100, 10, 75), (2, 128, 64, 4096), (2, 200, 64, 256)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_on_a_gpu_is_adagrads(kind: str, shape: Shape) -> None:
+    assert_adagrads_step(on_gpu(kind, shape))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("shape", [(5, 128, 64, 4096), (5, 128, 512, 3136), (5, 200, 64, 256), (5, 100, 10, 75)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_replica_on_a_gpu_does_not_know_of_the_others(kind: str, shape: Shape) -> None:
+    start = on_gpu(kind, shape)
+    for _ in range(3):
+        stack, alone = start.to("cuda"), start.to("cuda", rows=slice(3, 4))
+        assert torch.equal(stack.forward()[:, 3:4], alone.forward())
+        assert torch.equal(stack.backward()[3:4], alone.backward())
+        for name, value in alone.trained().items():
+            assert torch.equal(value, stack.trained()[name][3:4]), name
+
+
+def whole_network(methods: Sequence[Method], fused: bool, graph: bool = True) -> Stack:
+    """The paper's network after one epoch of ten steps, in mixed precision."""
+    protocols = [
+        replace(settings(method, step_size=0.0005, batch_size=16), architecture=Architecture(), precision="mixed")
+        for method in methods
+    ]
+    units = [Unit(protocol, row) for row, protocol in enumerate(protocols)]
+    stack = Stack(units, tiny(train=160, channels=3, side=32), torch.device("cuda"), graph=graph)
+    assert stack.fused
+    stack.fused = fused
+    stack.train_epoch()
+    return stack
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_fused_step_on_a_gpu_stays_close_to_the_plain_one() -> None:
+    methods = [*LOCAL, *OTHERS]
+    fused, plain, eager = (whole_network(methods, *how) for how in ((True,), (False,), (True, False)))
+    torch.testing.assert_close(fused.loss_sum, plain.loss_sum, rtol=0.02, atol=0)
+    torch.testing.assert_close(fused.loss_sum, eager.loss_sum, rtol=1e-3, atol=0)
+    for row, method in enumerate(methods):
+        found, expected = tensors_of(fused, row), tensors_of(plain, row)
+        found.pop("moments", None)
+        expected.pop("moments", None)
+        for name, value in expected.items():
+            apart = (found[name] - value).abs()
+            # The first steps of Adagrad have the gradient's sign alone; a posterior's steps are larger.
+            step = method.logit_step if "_" in name else 1.0
+            assert apart.median() <= 1e-3 * step, (method.label, name)
