@@ -25,7 +25,7 @@ from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.modules import build
 from dropconnectpp.lab.network import Shape
 from dropconnectpp.lab.ownership import Owner
-from dropconnectpp.lab.protocol import METHODS, PRESETS, Architecture, ProtocolError
+from dropconnectpp.lab.protocol import METHODS, Architecture, ProtocolError
 from dropconnectpp.lab.run_commands import duration
 from dropconnectpp.lab.runner import Runner
 from dropconnectpp.lab.store import Row, Store
@@ -320,6 +320,15 @@ def test_work_of_another_process_is_left_to_it_and_told(dcpp):
         (["train", "--model", "."], ".: a folder. Give the path of a file in it."),
         (["train", "--model", "net.st", "--method", "magic"], "method must be one of none, "),
         (["train", "--model", "net.st", "--estimator", "magic"], "estimator must be one of bbvi, "),
+        (
+            ["train", "--model", "net.st", "--method", "none", "--rate", "0.3"],
+            "none has no rate. Leave out --rate",
+        ),
+        (["train", "--model", "net.st", "--method", "sparse", "--rate", "0.3"], "sparse has no rate. Leave out"),
+        (
+            ["train", "--model", "net.st", "--method", "dropout", "--hyper", "optimal"],
+            "dropout has no hyper. Leave out",
+        ),
         (["train", "--model", "net.st", "--dataset", "imagenet"], "There is no data set 'imagenet'."),
         (["train", "--model", "net.st", "--dataset", "tiny", "--device", "abacus"], "device must be auto, cpu, "),
         (["results"], "{here}/dcpp-results/results.sqlite: there is no store to read. Check the path"),
@@ -408,18 +417,25 @@ def test_the_demo_trains_times_and_reports(dcpp, small_demo):
     assert Path("dcpp-demo/index.html").is_file()
 
 
-@pytest.mark.parametrize("kind", METHODS)
-def test_a_trained_network_is_a_model_that_loads(dcpp, kind):
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in METHODS),
+        ("dropout", {"rate": 0.3}),
+        ("dropconnect++", {"hyper": "optimal", "estimator": "disarm"}),
+        ("sparse", {"estimator": "concrete"}),
+    ],
+)
+def test_a_trained_network_is_a_model_that_loads(dcpp, kind, options):
+    said = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     code, out, err = dcpp(
-        *("train", "--model", "net.safetensors", "--dataset", "tiny", "--method", kind),
-        *("--epochs", "2", "--hyper", "optimal", "--rate", "0.3"),
+        *("train", "--model", "net.safetensors", "--dataset", "tiny", "--method", kind, "--epochs", "2", *said)
     )
     assert code == 0
     assert err.splitlines()[0].endswith("1 replica, 2 epochs")
     assert out.endswith("Written: net.safetensors\n")
-    method = METHODS[kind]
-    changes = {"dropconnect++": {"hyper": "optimal"}, "none": {}, **{name: {} for name in PRESETS}}
-    method = replace(method, **changes.get(kind, {"rate": 0.3}))
+    method = replace(METHODS[kind], **({"rate": 0.5} if METHODS[kind].has_rate else {}) | options)
+    assert err.splitlines()[0].startswith(f"tiny: {method.label}")
     model = dropconnectpp.load("net.safetensors", build(Shape(Architecture(), 1, 8, 3), method)).eval()
     pictures = torch.from_numpy(tiny("tiny").test.images).float()
     pictures = (pictures - pictures.mean((1, 2, 3), keepdim=True)) / pictures.std((1, 2, 3), keepdim=True)

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dropconnectpp.lab.protocol import METHODS, PAPER_METHODS, ProtocolError
+from dropconnectpp.lab.protocol import METHODS, PAPER_METHODS, PRESETS, Method, ProtocolError
 
 if TYPE_CHECKING:
     from dropconnectpp.lab.experiments import Experiment
@@ -186,10 +186,16 @@ def train(
     model: Annotated[Path, typer.Option("--model", help="Where to write the trained network, as safetensors.")],
     dataset: Annotated[str, typer.Option(help="A name that `dcpp data list` shows, or folder:PATH.")] = "fashion-mini",
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "dropconnect++",
-    estimator: Annotated[str, typer.Option(help="How DropConnect++ learns its keep probabilities.")] = "bbvi",
-    hyper: Annotated[str, typer.Option(help="DropConnect++'s Beta posterior: learned or optimal.")] = "learned",
-    rate: Annotated[float, typer.Option(help="Share that Dropout or DropConnect drops.")] = 0.5,
-    step_size: Annotated[float, typer.Option(help="Adagrad's.")] = 0.01,
+    estimator: Annotated[
+        str | None, typer.Option(help="How DropConnect++ learns its keep probabilities; bbvi, or the preset's.")
+    ] = None,
+    hyper: Annotated[
+        str | None, typer.Option(help="DropConnect++'s Beta posterior: learned or optimal; learned, or the preset's.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Share that Dropout or DropConnect drops; one half.")] = None,
+    step_size: Annotated[
+        float | None, typer.Option(help="Adagrad's; 0.01, or for a preset 0.005, with which it was measured.")
+    ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training set.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Root of every random number.")] = 0,
     device: DeviceName = "auto",
@@ -208,8 +214,9 @@ def train(
     from dropconnectpp.lab.training import Stack, Unit
 
     protocol = paper(dataset, method)
-    changes: dict[str, Any] = {"estimator": estimator, "hyper": hyper} if method == "dropconnect++" else {}
-    chosen = replace(protocol.method, rate=rate if protocol.method.has_rate else None, **changes)
+    chosen = _with_options(protocol.method, method, estimator=estimator, hyper=hyper, rate=rate)
+    if step_size is None:
+        step_size = 0.005 if method in PRESETS else 0.01
     protocol = replace(
         protocol, method=chosen, training=replace(protocol.training, step_size=step_size, epochs=epochs), root_seed=seed
     )
@@ -231,6 +238,15 @@ def train(
         )
     dropconnectpp.save(modules.to_module(stack, 0), model)
     print(f"Test accuracy {point['accuracy']:.2f}% by Eq. (19). Written: {model}")
+
+
+def _with_options(chosen: Method, name: str, **options: Any) -> Method:
+    """A method with what was said on the command line, and a rate where it needs one."""
+    given = {option: value for option, value in options.items() if value is not None}
+    unused = [one for one in given if not (chosen.has_rate if one == "rate" else chosen.kind == "dropconnect++")]
+    if unused:
+        raise ProtocolError(f"{name} has no {unused[0]}. Leave out --{unused[0]}, or choose another --method.")
+    return replace(chosen, **({"rate": 0.5} if chosen.has_rate else {}) | given)
 
 
 def results(
