@@ -14,13 +14,16 @@ def main() -> None:
         print(f"dcpp needs {error.name}. Install it with: pip install 'dropconnectpp[lab]'", file=sys.stderr)
         raise SystemExit(1) from None
     from dropconnectpp.errors import DropConnectError
-    from dropconnectpp.lab import data_commands, run_commands
+    from dropconnectpp.lab import data_commands, result_commands, run_commands
 
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-    for command in (run_commands.demo, run_commands.run, run_commands.train, run_commands.report, run_commands.results):
-        app.command()(command)
+    app.command()(run_commands.demo)
+    app.command()(run_commands.run)
+    app.command()(run_commands.train)
+    app.command()(result_commands.report)
+    app.command()(result_commands.results)
     app.add_typer(data_commands.app, name="data")
-    app.add_typer(run_commands.store_app, name="store")
+    app.add_typer(result_commands.store_app, name="store")
     app.callback()(run_commands.root)
     try:
         app()
