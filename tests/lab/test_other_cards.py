@@ -1,0 +1,153 @@
+"""The dense layer's kernels as they are launched, compiled for cards that are not there: they must fit the smallest."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from dropconnectpp.lab.kernels import layer, local
+from dropconnectpp.lab.streams import Stream
+
+LEAST_SHARED = 99 * 1024
+"""Bytes of shared memory that a block may have on consumer cards since Ampere; data centre cards have more."""
+CARDS = {"Ampere and Ada": 86, "Blackwell": 120}
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"}
+REPLICAS, BATCH, WIDTH = 2, 128, 4096
+
+Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
+"""A kernel with the arguments and options that it was launched with."""
+
+
+class Recorder:
+    """Stands for a module of kernels and notes their launches instead of making them."""
+
+    def __init__(self, module: ModuleType, launches: list[Launch]) -> None:
+        self.module, self.launches = module, launches
+
+    def __getattr__(self, name: str) -> Any:
+        kernel = getattr(self.module, name)
+
+        def launch(*arguments: Any, **options: Any) -> None:
+            self.launches.append((kernel, arguments, options))
+
+        return mock.MagicMock(__getitem__=lambda _, grid: launch)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """Launches of the dense layer's kernels, as if there were a card."""
+    from dropconnectpp.lab.kernels import _triton_layer, _triton_local
+
+    launches: list[Launch] = []
+    with (
+        mock.patch.object(layer, "compiled", return_value=Recorder(_triton_layer, launches)),
+        mock.patch.object(local, "compiled", return_value=Recorder(_triton_local, launches)),
+        mock.patch.object(layer, "usable", return_value=True),
+        mock.patch.object(local, "usable", return_value=True),
+        mock.patch.object(layer, "_ready", return_value=True),
+    ):
+        yield launches
+
+
+def gates(weight: torch.Tensor) -> dict[str, layer.Gate]:
+    stream, row = Stream(1, "mask:weight"), torch.ones(REPLICAS)
+    logit, alpha, beta = (torch.zeros_like(weight) for _ in range(3))
+    few = {"prior_alpha": 10.0, "prior_beta": 90.0}
+    return {
+        "none": layer.OpenGate(),
+        "DropConnect": layer.FixedGate(row, stream),
+        "score": layer.LearnedGate(logit, stream, row),
+        "score, learned q(pi)": layer.LearnedGate(logit, stream, row, alpha=alpha, beta=beta),
+        "straight-through": layer.LearnedGate(logit, stream, row, "straight-through", **few),
+        "straight-through, five masks": layer.LearnedGate(logit, stream, row, "straight-through", samples=5, **few),
+        "local": local.LocalGate(logit, stream, row, **few),
+        "local, learned q(pi)": local.LocalGate(logit, stream, row, alpha=alpha, beta=beta),
+    }
+
+
+def launches_of_a_step(name: str, units: int) -> list[Launch]:
+    weight, x = torch.zeros(REPLICAS, units, WIDTH), torch.zeros(REPLICAS, BATCH, WIDTH, dtype=torch.bfloat16)
+    gate, row, step = gates(weight)[name], torch.ones(REPLICAS), torch.tensor(0)
+    hyper = {key: torch.zeros_like(weight) for key in ("alpha", "beta") if "learned" in name}
+    sums = torch.zeros_like(weight)
+    update = layer.Adagrad(sums, row, 1e-6, True, logit=torch.zeros_like(weight), gate_sizes=row, **hyper)
+    replicas = torch.arange(REPLICAS)
+    with recorded() as launches:
+        if isinstance(gate, local.LocalGate):
+            local.gate_moments(x, weight, gate)
+            local.gate_moments_backward_(x, torch.zeros(2, REPLICAS, BATCH, units), weight, gate, update)
+            return launches
+        by_output = torch.zeros(getattr(gate, "samples", 1), REPLICAS, BATCH, units)
+        layer.gated_product(x, weight, gate, replicas, step)
+        layer.gated_product_backward_(x, by_output, weight, gate, replicas, step, update)
+        if isinstance(gate, layer.LearnedGate) and gate.kind == "score":
+            layer.update_gate_(replace(gate, coefficient=torch.zeros(1, REPLICAS)), replicas, step, update)
+    return launches
+
+
+def shared_memory(launch: Launch, card: int) -> int:
+    """Bytes that a launch needs on a card, by its compute capability."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel, arguments, options = launch
+    given = {**dict(zip(kernel.arg_names, arguments, strict=False)), **options}
+    signature: dict[str, Any] = {}
+    constants, aligned = {}, {}
+    for place, parameter in enumerate(kernel.params):
+        value = True if parameter.name == "COMPILED" else given[parameter.name]
+        if parameter.is_constexpr or value is None:
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name], aligned[(place,)] = TYPES[value.dtype], [["tt.divisibility", 16]]
+        elif isinstance(value, tuple):
+            signature[parameter.name] = tuple("fp32" for _ in value)
+        else:
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "u64" if value >> 31 else "i32"
+    how = {name: value for name, value in options.items() if name not in kernel.arg_names}
+    found = triton.compile(
+        ASTSource(kernel, signature, constants, aligned), target=GPUTarget("cuda", card, 32), options=how
+    )
+    return int(found.metadata.shared)
+
+
+def check(name: str, units: int) -> None:
+    """Compile every launch of a step; in a process of its own, since others interpret kernels."""
+    launches = launches_of_a_step(name, units)
+    assert launches
+    for card in CARDS.values() if units == 64 else [CARDS["Ampere and Ada"]]:
+        for launch in launches:
+            needed = shared_memory(launch, card)
+            assert needed <= LEAST_SHARED, f"{launch[0].__name__} needs {needed} bytes on sm_{card}"
+    print(f"{len(launches)} launches fit")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)")
+@pytest.mark.parametrize("units", [64, 512])
+def test_every_launch_fits_a_small_card(units: int) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    names = list(gates(torch.zeros(REPLICAS, 1, 1)))
+    code = f"import test_other_cards as cards; [cards.check(name, {units}) for name in {names!r}]"
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=os.path.dirname(__file__),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert [line.split()[0] for line in found.stdout.splitlines()] == ["2", "2", "3", "3", "2", "2", "2", "2"]
