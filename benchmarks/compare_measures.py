@@ -21,17 +21,17 @@ from dropconnectpp.lab.report.experiments import select
 from dropconnectpp.lab.statistics import Comparison, holm, paired, welch
 from dropconnectpp.lab.store import Row, Store
 
-SHARE = 0.1
+SHARES = (0.1, 0.05)
 """Of the dense weights that a pruned network keeps."""
 HEADER = ("Method", "Measure", "Against", "Mean", "The other's", "Difference", "95% interval", "p", "Adjusted", "n")
 Results = Mapping[str, Any]
 Measure = Callable[[Results], float]
 
 
-def kept(score: str) -> Measure:
+def kept(share: float, score: str) -> Measure:
     """Accuracy of what is left of a network by a score of its weights."""
     return lambda results: next(
-        one["accuracy"] for one in results["pruning"] if (one["score"], one["share"]) == (score, SHARE)
+        one["accuracy"] for one in results["pruning"] if (one["score"], one["share"]) == (score, share)
     )
 
 
@@ -43,7 +43,7 @@ MEASURES: dict[str, tuple[Measure, int]] = {
     "calibration error": (lambda results: results["ece"], 4),
 }
 """By name, with the digits that are shown."""
-WHOLE, CUT, BY_SIZE = MEASURES["accuracy, %"][0], kept("keep_probability"), kept("magnitude")
+WHOLE = MEASURES["accuracy, %"][0]
 
 
 def ranks(results: Results) -> bool:
@@ -122,10 +122,12 @@ def lines(found: Mapping[str, Mapping[int, Results]], methods: Sequence[str], ot
         ]
         if not all(map(ranks, found[method].values())):
             continue
-        name, cut = f"accuracy with {SHARE:.0%} kept by π̃, %", values(method, CUT)
-        table += [line((method, name, f"{other}, by size"), cut, values(other, BY_SIZE), 2) for other in others]
-        for how, measure in (("by size", BY_SIZE), ("whole", WHOLE)):
-            table.append(line((method, name, f"itself, {how}"), cut, values(method, measure), 2, pairs=True))
+        for share in SHARES:
+            name, cut = f"accuracy with {share:.0%} kept by π̃, %", values(method, kept(share, "keep_probability"))
+            size = kept(share, "magnitude")
+            table += [line((method, name, f"{other}, by size"), cut, values(other, size), 2) for other in others]
+            for how, measure in (("by size", size), ("whole", WHOLE)):
+                table.append(line((method, name, f"itself, {how}"), cut, values(method, measure), 2, pairs=True))
     return table
 
 

@@ -1,5 +1,8 @@
-"""Copies the recorded tables into README and documentation, between `<!-- table: NAME -->` and `<!-- end -->`.
+"""Copies recorded tables and single numbers into README and documentation, between marks.
 
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`. A number, without its sign, stands between
+`<!-- value: NAME | CELL | CELL | COLUMN | DIGITS -->` and `<!-- end -->`: from that column of the one row with these
+cells.
 Run `python benchmarks/fill_docs.py` after a new record; a test checks that the pages hold what the records say.
 """
 
@@ -10,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+VALUE = re.compile(r"(<!-- value: ([\w-]+) \| ([^>]*?) \| ([^|>]*?) \| (\d) -->).*?(<!-- end -->)")
 
 
 def pages() -> list[Path]:
@@ -27,13 +31,29 @@ def latest(name: str) -> str:
 
 
 def filled(page: str) -> str:
-    """The page with every marked table as its newest record has it."""
-    return MARKED.sub(lambda m: f"{m[1]}\n{latest(m[2])}\n\n{m[3]}", page)
+    """The page with every marked table and number as its newest record has it."""
+    page = MARKED.sub(lambda m: f"{m[1]}\n{latest(m[2])}\n\n{m[3]}", page)
+    return VALUE.sub(lambda m: f"{m[1]}{value(latest(m[2]), m[3].split(' | '), m[4], int(m[5]))}{m[6]}", page)
+
+
+def value(table: str, keys: list[str], column: str, digits: int) -> str:
+    """The size of the number in ``column`` of the one row that has all the cells ``keys``."""
+    header: list[str] = []
+    found = []
+    for line in table.replace("\\", "").splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")] if line.startswith("|") else []
+        if cells and column in cells:
+            header = cells
+        elif cells and set(keys) <= set(cells):
+            found.append(cells[header.index(column)])
+    if len(found) != 1:
+        raise LookupError(f"{len(found)} rows have the cells {keys}; one is needed.")
+    return f"{abs(float(found[0].split()[0])):.{digits}f}"
 
 
 if __name__ == "__main__":
     for path in pages():
         text = path.read_text()
-        if MARKED.search(text):
+        if MARKED.search(text) or VALUE.search(text):
             path.write_text(filled(text))
             print(f"filled {path.relative_to(ROOT)}")

@@ -541,12 +541,13 @@ def test_methods_are_compared_measure_by_measure(tmp_path: Path) -> None:
     made = run("compare_measures.py", *options, ours, "--out", str(tmp_path / "compared.md"))
     assert made.returncode == 0, made.stderr
     rows = lines((tmp_path / "compared.md").read_text())
-    assert [row[2] for row in rows] == [other] * 5 + [f"{other}, by size", "itself, by size", "itself, whole"]
+    assert [row[2] for row in rows] == [other] * 5 + [f"{other}, by size", "itself, by size", "itself, whole"] * 2
+    assert [row[1] for row in rows[5::3]] == [f"accuracy with {share} kept by π̃, %" for share in ("10%", "5%")]
     mine, theirs = ([one["nll"] for one in found[label]] for label in (ours, other))
     expected = [sum(mine) / 4, sum(theirs) / 4, statistics.welch(mine, theirs).difference]
     assert rows[1][:2] == [ours, "NLL"]
     assert [float(cell) for cell in rows[1][3:6]] == pytest.approx(expected, abs=1e-4)
-    cut, size = ({r: one["pruning"][place]["accuracy"] for r, one in enumerate(found[ours])} for place in (2, 0))
+    cut, size = ({r: one["pruning"][place]["accuracy"] for r, one in enumerate(found[ours])} for place in (3, 0))
     paired = statistics.paired(cut, size)
     assert float(rows[6][5]) == pytest.approx(paired.difference, abs=0.01)
     assert float(rows[6][7]) == pytest.approx(paired.p, abs=1e-4)
@@ -557,17 +558,17 @@ def test_methods_are_compared_measure_by_measure(tmp_path: Path) -> None:
     held_out = run(
         "compare_measures.py", *options, ours + apart, "--held-out", "--against", f"{other}, rate 0.5{apart}"
     )
-    assert len(lines(held_out.stdout)) == 8
+    assert len(lines(held_out.stdout)) == 11
     assert lines(held_out.stdout)[1][3] != rows[1][3]
 
 
 def some_results(random: torch.Generator) -> dict[str, Any]:
-    """What a network is judged by, by chance; of the shares that are kept only one is compared."""
+    """What a network is judged by, by chance; of the shares that are kept two are compared."""
     accuracy, nll, averaged, brier, ece, *cut = torch.rand(7, generator=random).tolist()
     pruning = [
         {"score": score, "share": share, "accuracy": value + share}
         for score, value in zip(("magnitude", "keep_probability"), cut, strict=True)
-        for share in (0.1, 0.5)
+        for share in (0.1, 0.05, 0.5)
     ]
     probabilities = {"nll": nll, "uncertainty": {"nll": averaged}, "brier": brier, "ece": ece}
     return {"accuracy": accuracy, **probabilities, "pruning": pruning, "posterior": {"standard_deviation": 0.1}}

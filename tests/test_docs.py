@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,14 +122,32 @@ def test_the_pages_that_teach_have_code() -> None:
         assert len(blocks(ROOT / page)) >= least, page
 
 
-def test_the_tables_are_those_of_the_records() -> None:
+def test_a_number_is_looked_up_in_one_row() -> None:
+    table = "| Method | Measure | Mean |\n| :-- | :-- | --: |\n| A | NLL | -0.126 ± 0.02 |\n| A | size | 3 |\n"
+    assert filler().value(table, ["A", "NLL"], "Mean", 2) == "0.13"
+    with pytest.raises(LookupError, match="2 rows have the cells"):
+        filler().value(table, ["A"], "Mean", 2)
+    with pytest.raises(LookupError, match="0 rows have the cells"):
+        filler().value(table, ["C"], "Mean", 2)
+
+
+def filler() -> Any:
+    """benchmarks/fill_docs.py, which is no module of the package."""
     spec = importlib.util.spec_from_file_location("fill_docs", ROOT / "benchmarks" / "fill_docs.py")
     assert spec is not None
     assert spec.loader is not None
     fill_docs = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fill_docs)
-    marked = [page for page in PAGES if fill_docs.MARKED.search(page.read_text())]
+    return fill_docs
+
+
+def test_the_tables_and_numbers_are_those_of_the_records() -> None:
+    fill_docs = filler()
+    texts = {page: page.read_text() for page in PAGES}
+    marked = [page for page, text in texts.items() if fill_docs.MARKED.search(text) or fill_docs.VALUE.search(text)]
     assert len(marked) >= 3
+    for text in texts.values():
+        assert text.count("<!-- value:") == len(fill_docs.VALUE.findall(text)), "a mark that is not understood"
     for page in marked:
         assert page in fill_docs.pages(), f"fill_docs.py does not look at {page}"
         assert fill_docs.filled(page.read_text()) == page.read_text(), f"run python benchmarks/fill_docs.py for {page}"
