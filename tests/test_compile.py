@@ -67,9 +67,9 @@ def test_training_under_an_elbo_is_the_same_compiled(name: str, mask: str, backe
 def test_local_noise_is_the_same_compiled(mask: str) -> None:
     losses, _ = steps(bound(make("local", mask)), 6)
     elbo = bound(compiled(make("local", mask), "aot_eager"))
-    warm, _ = steps(elbo, 3)  # its seeds become a dynamic number on the second step
+    warm, _ = steps(elbo, 2)
     with no_recompiles():
-        rest, _ = steps(elbo, 3)
+        rest, _ = steps(elbo, 4)
     assert warm + rest == pytest.approx(losses, rel=1e-10)
 
 
@@ -142,6 +142,7 @@ def test_inductor() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
 @pytest.mark.parametrize("prior", [(1.0, 1.0), (10.0, 90.0)], ids=str)
 @pytest.mark.parametrize("estimator", ["bbvi", "straight-through", "local"])

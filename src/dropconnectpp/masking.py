@@ -175,12 +175,7 @@ class MaskedLayer(Operation):
 
     def _gaussian(self, input: Tensor, seed: int | None) -> Tensor:
         mean, deviation = self.gaussian_moments(input)
-        if seed is None:
-            noise = torch.randn_like(mean)
-        else:
-            generator = torch.Generator(mean.device).manual_seed(seed)
-            noise = torch.randn(mean.shape, device=mean.device, dtype=mean.dtype, generator=generator)
-        return mean + deviation * noise
+        return mean + deviation * (torch.randn_like(mean) if seed is None else _seeded_normal(mean, seed))
 
     def gaussian_moments(self, input: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the pre-activation over masks, example by example."""
@@ -220,3 +215,9 @@ class MaskedLayer(Operation):
             if f"{prefix}{name}_kept" in state_dict and self.kept(name) is None:
                 self.keep_only(name, torch.ones_like(getattr(self, name), dtype=torch.bool))
         super()._load_from_state_dict(state_dict, prefix, *arguments, **options)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _seeded_normal(like: Tensor, seed: int) -> Tensor:
+    generator = torch.Generator(like.device).manual_seed(seed)
+    return torch.randn(like.shape, device=like.device, dtype=like.dtype, generator=generator)
