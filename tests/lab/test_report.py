@@ -22,7 +22,7 @@ from dropconnectpp.lab import report
 from dropconnectpp.lab.ownership import Owner
 from dropconnectpp.lab.protocol import Protocol, paper
 from dropconnectpp.lab.report import build, paper_values, rendering, report_tables, text_tables
-from dropconnectpp.lab.statistics import holm, paired, student, summarise, welch
+from dropconnectpp.lab.statistics import SIGNIFICANCE, holm, paired, student, summarise, welch
 from dropconnectpp.lab.store import Store, StoreError
 
 EVIDENCE: dict[str, Any] = {
@@ -245,6 +245,16 @@ def test_best_is_marked_only_where_it_beats_every_other(store: Store) -> None:
     fill_set(store, "svhn", ["none", "dropout"])  # a better method that is not ours
     found = tables(store)["accuracy"]
     assert [row["best"] for row in found] == [False, False, False, True]
+
+
+def test_the_best_is_chosen_among_all_pairs(store: Store) -> None:
+    worse = [75.0, 75.4, 75.8, 76.2]
+    best = [value + 1.1 for value in worse]
+    p = welch(best, worse).p
+    assert max(holm([p, p])) < SIGNIFICANCE < max(holm([p, p, 1.0])[:2])
+    for kind, values in {"none": worse, "dropout": worse, "dropconnect++": best}.items():
+        fill(store, chosen("cifar10", kind), {r: result(v, kind, r) for r, v in enumerate(values)})
+    assert not any(row["best"] for row in tables(store)["accuracy"])
 
 
 def test_pairs_are_tested_three_ways_and_adjusted(store: Store) -> None:

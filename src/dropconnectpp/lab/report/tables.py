@@ -89,17 +89,17 @@ def _accuracy(column: Sequence[Experiment]) -> Table:
 
 
 def best_of(column: Sequence[Experiment]) -> str | None:
-    """Digest of the method that beats every other by Welch's test, adjusted for all of them; None if there is none."""
+    """Digest of the method that beats every other by Welch's test, adjusted for all pairs; None if there is none."""
     samples = {e.digest: list(e.values("accuracy").values()) for e in column}
     if len(samples) < 2 or not all(samples.values()):
         return None
     best = max(samples, key=lambda digest: float(statistic(samples[digest])["mean"]))
+    pairs = list(combinations(samples, 2))
     try:
-        tests = [welch(samples[best], other) for digest, other in samples.items() if digest != best]
+        adjusted = holm([welch(samples[one], samples[other]).p for one, other in pairs])
     except SampleError:
         return None
-    decisive = all(p < SIGNIFICANCE for p in holm([test.p for test in tests]))
-    return best if decisive and all(test.difference > 0 for test in tests) else None
+    return best if all(p < SIGNIFICANCE for pair, p in zip(pairs, adjusted, strict=True) if best in pair) else None
 
 
 def _significance(column: Sequence[Experiment]) -> Table:
