@@ -2,8 +2,8 @@
 
 `python benchmarks/compare_measures.py results.sqlite --against DropConnect --methods "DropConnect++ (sparse)"` compares
 networks on the test set, or with `--held-out` on held-out training data, where a name has its step size too.
-p is Welch's, or paired for a network against itself; beside it, adjusted by Holm for all rows. `--out FILE.md`
-writes the table as well.
+p is Welch's, or paired for a network against itself; beside it, adjusted by Holm for all rows. `--call NAME SHORT`
+gives a long name a shorter one in the table. `--out FILE.md` writes the table as well.
 """
 
 from __future__ import annotations
@@ -139,14 +139,17 @@ def main() -> None:
     options.add_argument("--against", nargs="+", default=["DropConnect"], metavar="METHOD")
     options.add_argument("--methods", nargs="+", required=True, metavar="METHOD")
     options.add_argument("--held-out", action="store_true")
+    options.add_argument("--call", nargs=2, action="append", default=[], metavar=("NAME", "SHORT"))
     options.add_argument("--out", type=Path)
     given = options.parse_args()
     found = networks(given.store, given.dataset, given.held_out)
-    missing = [method for method in (*given.against, *given.methods) if method not in found]
+    short = dict(given.call)
+    missing = [method for method in (*given.against, *given.methods, *short) if method not in found]
     if missing:
         known = ", ".join(found) or "none"
         raise SystemExit(f"Not in {given.store} on {given.dataset}: {', '.join(missing)}. There are: {known}.")
-    table = lines(found, given.methods, given.against)
+    found = {short.get(name, name): networks for name, networks in found.items()}
+    table = lines(found, *([short.get(name, name) for name in names] for names in (given.methods, given.against)))
     adjusted = holm([one.comparison.p for one in table])
     rows = [HEADER, (":--", ":--", ":--", *["--:"] * (len(HEADER) - 3))]
     rows += [tuple(one.cells(p)) for one, p in zip(table, adjusted, strict=True)]

@@ -555,10 +555,10 @@ def test_methods_are_compared_measure_by_measure(tmp_path: Path) -> None:
     unknown = run("compare_measures.py", *options, ours + apart, "--held-out", "--against", other)
     assert unknown.returncode == 1
     assert f"There are: {ours}{apart}, {other}, rate 0.5{apart}." in unknown.stderr
-    held_out = run(
-        "compare_measures.py", *options, ours + apart, "--held-out", "--against", f"{other}, rate 0.5{apart}"
-    )
+    against = ["--against", f"{other}, rate 0.5{apart}", "--call", f"{other}, rate 0.5{apart}", "fixed"]
+    held_out = run("compare_measures.py", *options, ours + apart, "--held-out", *against)
     assert len(lines(held_out.stdout)) == 11
+    assert [row[2] for row in lines(held_out.stdout)[4:6]] == ["fixed", "fixed, by size"]
     assert lines(held_out.stdout)[1][3] != rows[1][3]
 
 

@@ -247,6 +247,12 @@ def test_best_is_marked_only_where_it_beats_every_other(store: Store) -> None:
     assert [row["best"] for row in found] == [False, False, False, True]
 
 
+def test_a_data_set_has_its_own_name_in_tables(store: Store) -> None:
+    for data in ("fashion-mnist", "svhn", "fashion-mini"):
+        fill(store, chosen(data, "none"), {0: result(75.0, "none")})
+    assert [row["title"] for row in tables(store)["accuracy"]] == ["SVHN", "fashion-mini", "Fashion-MNIST"]
+
+
 def test_the_best_is_chosen_among_all_pairs(store: Store) -> None:
     worse = [75.0, 75.4, 75.8, 76.2]
     best = [value + 1.1 for value in worse]

@@ -13,6 +13,8 @@ from dropconnectpp.lab.report.number_formats import finite, setting
 from dropconnectpp.lab.store import FINAL, Row, StoredProtocol
 
 Notes = Mapping[tuple[str, str], Any]
+OTHER_TITLES = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST"}
+"""Of data sets that the paper has not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ class Experiment:
     @property
     def title(self) -> str:
         """What tables call the data."""
-        name = paper_values.TITLES.get(self.data, self.data)
+        name = (paper_values.TITLES | OTHER_TITLES).get(self.data, self.data)
         return f"{name} ({self.variant})" if self.variant else name
 
     @property
