@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from dropconnectpp.errors import DropConnectError
 from dropconnectpp.lab.report import figures, markdown, rendering
 from dropconnectpp.lab.report.cells import Cell, Laid, cells, grouped, method, title
-from dropconnectpp.lab.report.experiments import Notes, Selected, plain_experiment, select, selection_notes
+from dropconnectpp.lab.report.evidence import chosen_names
+from dropconnectpp.lab.report.experiments import WAYS, Notes, Selected, plain_experiment, select, selection_notes
 from dropconnectpp.lab.report.layout import lay_out
 from dropconnectpp.lab.report.number_formats import DASH, finite, fixed, setting
 from dropconnectpp.lab.report.table_rows import Table, who
@@ -37,11 +38,12 @@ LARGEST_RECORD = 5_000_000
 """Bytes of a file that belongs in the repository."""
 
 CHOICES = (
-    ("step_size", "loss", "training loss", 4),
-    ("rate", "accuracy", "held-out accuracy, %", 2),
-    ("logit_step", "accuracy", "held-out accuracy, %", 2),
+    ("step_trials", "loss", "training loss", 4),
+    ("rate_trials", "accuracy", "held-out accuracy, %", 2),
+    ("logit_step_trials", "accuracy", "held-out accuracy, %", 2),
+    ("together_trials", "accuracy", "held-out accuracy, %", 2),
 )
-"""What is chosen, by which score, the score in words, and its digits."""
+"""Where trials are noted, by which score they are compared, the score in words, and its digits."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,17 @@ def named(what: str, dataset: str) -> Experiment:
 
 def part(content: Content, experiments: Mapping[str, Experiment]) -> Content:
     """Only what belongs to the experiments, by name; what is not there yet is told on stderr."""
-    resolved = {digest: str(note.get("resolved")) for digest, note in selection_notes(content.notes).items()}
+    resolved = {place: str(note.get("resolved")) for place, note in selection_notes(content.notes).items()}
     finished: dict[str, set[int]] = {}
     for row in content.rows:
         if row.status in FINAL:
             finished.setdefault(row.key.digest, set()).add(row.key.replica)
     wanted: dict[str, frozenset[int]] = {}
-    written = set()
+    written, ways = set(), set()
     for name, experiment in experiments.items():
         for protocol in experiment.protocols:
-            digest = protocol.digest if protocol.complete else resolved.get(protocol.digest, "")
+            way = protocol.digest, WAYS[experiment.selection.together]
+            digest = protocol.digest if protocol.complete else resolved.get(way, "")
             there = finished.get(digest, set()) & set(experiment.replicas)
             subject = f"warning: {name}: {protocol.method.label} on {protocol.data}"
             if not there:
@@ -91,13 +94,15 @@ def part(content: Content, experiments: Mapping[str, Experiment]) -> Content:
                 print(f"{subject} has {len(there)} of {experiment.repeats} rows.", file=sys.stderr)
             wanted[digest] = wanted.get(digest, frozenset()) | frozenset(experiment.replicas)
             written |= {protocol.digest, digest}
+            ways.add(way)
     if not wanted:
         raise SystemExit(f"The store has no rows of {', '.join(experiments)}.")
     places = {digest: place for place, digest in enumerate(wanted)}
     ended = [row for row in content.rows if row.status != "running"]
     rows = [row for row in ended if row.key.replica in wanted.get(row.key.digest, ())]
-    # Not the notes that mark trials: what an experiment names is shown.
-    notes = {place: note for place, note in content.notes.items() if place[0] in written and place[1] != "trial"}
+    # Not the notes that mark trials: what an experiment names is shown. Nor how other experiments chose.
+    left_out = {place for place in content.notes if place[1] == "trial"} | (resolved.keys() - ways)
+    notes = {place: note for place, note in content.notes.items() if place[0] in written and place not in left_out}
     return Content(
         rows=sorted(rows, key=lambda row: (places[row.key.digest], row.key.replica)),
         notes=notes,
@@ -148,15 +153,20 @@ def _chosen(selected: Selected, content: Content) -> Laid:
     notes = [note for note in selection_notes(content.notes).values() if note.get("resolved") in known]
     notes.sort(key=lambda note: places.get(note["resolved"], len(places)))
     table: Table = []
+
+    def values(of: Mapping[str, Any], names: Sequence[str]) -> str:
+        return " and ".join(setting(of.get(name)) for name in names)
+
     for note in notes:
-        for name, score, by, digits in CHOICES:
-            trials = note.get("step_trials" if name == "step_size" else f"{name}_trials")
+        for where, score, by, digits in CHOICES:
+            trials = note.get(where)
             if trials:
-                tried = [(setting(one.get(name)), fixed(finite(one.get(score)), digits)) for one in trials]
+                names = chosen_names(trials[0])
+                tried = [(values(one, names), fixed(finite(one.get(score)), digits)) for one in trials]
                 row = {
                     **who(known[note["resolved"]]),
-                    "setting": name.replace("_", " "),
-                    "value": note.get(name),
+                    "setting": " and ".join(name.replace("_", " ") for name in names),
+                    "value": values(note, names),
                     "by": by,
                     "tried": ", ".join(f"{value}: {found}" for value, found in tried),
                     "n": ", ".join(dict.fromkeys(setting(one.get("n")) for one in trials)),
@@ -164,7 +174,7 @@ def _chosen(selected: Selected, content: Content) -> Laid:
                 table += [row] if row not in table else []
 
     def make(row: Mapping[str, Any]) -> tuple[Cell, ...]:
-        return cells(method(row), row["setting"], setting(row["value"]), row["by"], row["tried"], row["n"])
+        return cells(method(row), row["setting"], row["value"], row["by"], row["tried"], row["n"])
 
     notes_below = ["n: networks that were trained for each value; their mean is shown."]
     if any(f": {DASH}" in row["tried"] for row in table):

@@ -8,6 +8,7 @@ import importlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -413,6 +414,28 @@ def test_publish_how_settings_were_chosen(publish: Publish, mixed_store: Path) -
     assert logit_step[1] == "logit step"
     assert logit_step[2] in ("1", "30")
     assert logit_step[4].startswith("1: ")
+
+
+def test_publish_tells_ways_of_choosing_apart(publish: Publish, mixed_store: Path, tmp_path: Path) -> None:
+    text = (mixed_store / "large.toml").read_text().replace("[selection]", "[selection]\ntogether = true")
+    (tmp_path / "together.toml").write_text(text)
+    shutil.copy(mixed_store / "results.sqlite", tmp_path)
+    experiment = experiments.from_file(tmp_path / "together.toml")
+    runner = Runner(tmp_path, torch.device("cpu"), few)
+    complete = select(experiment.protocols, runner, experiment.selection)
+    assert complete is not None
+    runner.run([Unit(p, replica) for p in complete.values() for replica in experiment.replicas])
+    store = str(tmp_path / "results.sqlite")
+    table = lines(publish(str(tmp_path / "together.toml"), store=store)[0]["selection"])
+    assert [tuple(line[:2]) for line in table] == [
+        ("No regularization", "step size"), ("DropConnect", "step size and rate"), ("DropConnect++", "step size"),
+    ]  # fmt: skip
+    chosen = complete[experiment.protocols[1].digest]
+    assert table[1][2] == f"{chosen.training.step_size:g} and {chosen.method.rate:g}"
+    tried = [one.split(": ")[0] for one in table[1][4].split(", ")]
+    assert tried == ["0.01 and 0.2", "0.01 and 0.5", "0.05 and 0.2", "0.05 and 0.5"]
+    again = lines(publish("large.toml", store=store)[0]["selection"])
+    assert again == lines(publish("large.toml")[0]["selection"])
 
 
 def test_publish_keeps_the_timings_of_what_is_published(publish: Publish) -> None:

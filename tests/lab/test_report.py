@@ -405,6 +405,22 @@ def test_only_selected_protocols_are_shown(store: Store) -> None:
     assert "74.32" in shown
 
 
+def test_settings_chosen_together_are_shown_beside_the_papers_choice(store: Store) -> None:
+    incomplete = store.add(paper("cifar10", "dropout"))
+    for rate, way in ((0.5, "selection"), (0.8, "selection together")):
+        protocol = chosen("cifar10", "dropout")
+        protocol = replace(protocol, method=replace(protocol.method, rate=rate))
+        digest = fill(store, protocol, {r: result(75.0 + rate + r, "dropout") for r in range(2)})
+        trial = {"step_size": 0.01, "rate": rate, "accuracy": 77.25, "n": 3}
+        note = {"resolved": digest, "step_size": 0.01, "rate": rate}
+        trials = {"together_trials": [trial]} if way.endswith("together") else {"rate_trials": [{**trial, "rate": 0.4}]}
+        store.write_note(incomplete, way, note | trials)
+    assert [row["method"] for row in tables(store)["accuracy"]] == ["Dropout (rate=0.5)", "Dropout (rate=0.8)"]
+    shown = page(store)
+    assert "Step size 0.01 and rate 0.8, chosen together by the accuracy on held-out training data" in shown
+    assert '<th scope="row">0.01, 0.8</th>' in shown
+
+
 def test_without_selection_everything_not_held_out_is_shown(store: Store) -> None:
     for rate in (0.25, 0.5):
         protocol = chosen("cifar10", "dropout")

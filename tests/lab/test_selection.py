@@ -98,9 +98,9 @@ def chosen(protocol: Protocol, runner: Runner, settings: Selection = SETTINGS) -
     return found[protocol.digest]
 
 
-def evidence(runner: Runner, protocol: Protocol) -> dict[str, Any]:
+def evidence(runner: Runner, protocol: Protocol, way: str = "selection") -> dict[str, Any]:
     with runner.store(read_only=True) as store:
-        note: dict[str, Any] = store.notes()[(protocol.digest, "selection")]
+        note: dict[str, Any] = store.notes()[(protocol.digest, way)]
         return note
 
 
@@ -250,6 +250,76 @@ def test_an_open_logit_step_needs_values_to_try(tmp_path):
         chosen(open_step, scripted(tmp_path, measured))
     with pytest.raises(ProtocolError, match="logit_steps must be positive"):
         Selection(logit_steps=(0.0,))
+
+
+TOGETHER = replace(SETTINGS, together=True, holdout_share=0.25)
+
+
+def test_step_size_and_rate_may_be_chosen_together_on_held_out_examples(tmp_path):
+    accuracies = {(0.001, 0.2): 60.0, (0.001, 0.6): 50.0, (0.05, 0.2): 40.0, (0.05, 0.6): 61.0}
+
+    def script(unit: Unit) -> dict[str, Any]:
+        training, method = unit.protocol.training, unit.protocol.method
+        found = accuracies.get((training.step_size or 0.0, method.rate or 0.0), 0.0)
+        return {"losses": [training.step_size], "accuracy": found + unit.replica}
+
+    runner = scripted(tmp_path, script)
+    found = chosen(OPEN, runner, TOGETHER)
+    assert (found.training.step_size, found.method.rate) == (0.05, 0.6)
+    assert found == replace(
+        OPEN, training=replace(OPEN.training, step_size=0.05), method=replace(OPEN.method, rate=0.6)
+    )
+    note = evidence(runner, OPEN, "selection together")
+    assert (note["resolved"], note["step_size"], note["rate"]) == (found.digest, 0.05, 0.6)
+    assert (note["step_trials"], note["rate_trials"]) == ([], [])
+    tried = {(one["step_size"], one["rate"]): one["accuracy"] - 0.5 for one in note["together_trials"]}
+    assert tried == accuracies
+    assert {(p.training.holdout, p.training.epochs) for p in trials(runner)} == {(20, 1)}
+    assert chosen(OPEN, runner).training.step_size == 0.001  # the paper's way is another choice, and noted apart
+    assert evidence(runner, OPEN, "selection together") == note
+
+
+def test_together_a_method_without_a_rate_chooses_its_step_size_on_held_out_examples_too(tmp_path):
+    def script(unit: Unit) -> dict[str, Any]:
+        fast = unit.protocol.training.step_size == 0.05
+        return {"losses": [0.1 if fast else 1.0], "accuracy": 50.0 if fast else 60.0}
+
+    runner = scripted(tmp_path, script)
+    assert chosen(PLAIN, runner, TOGETHER).training.step_size == 0.001
+    assert [one["step_size"] for one in evidence(runner, PLAIN, "selection together")["together_trials"]] == [
+        0.001,
+        0.05,
+    ]
+    assert chosen(PLAIN, runner).training.step_size == 0.05
+
+
+def test_together_what_is_given_is_not_tried(tmp_path):
+    fixed = replace(OPEN, training=replace(OPEN.training, step_size=0.02))
+    runner = scripted(tmp_path, measured)
+    assert chosen(fixed, runner, TOGETHER).method.rate == 0.2
+    assert [one["rate"] for one in evidence(runner, fixed, "selection together")["rate_trials"]] == [0.2, 0.6]
+    open_step = replace(PLAIN, method=Method(logit_step=None))
+    chosen(open_step, runner, replace(TOGETHER, logit_steps=(1.0, 10.0)))
+    note = evidence(runner, open_step, "selection together")
+    assert [(one["step_size"], one["logit_step"]) for one in note["together_trials"]] == [
+        (0.001, 1.0), (0.001, 10.0), (0.05, 1.0), (0.05, 10.0),
+    ]  # fmt: skip
+
+
+def test_where_all_together_diverge_the_first_is_taken_and_it_is_said(tmp_path):
+    runner = scripted(tmp_path, lambda _: {"losses": [math.nan], "diverged_at": 1})
+    found = chosen(OPEN, runner, TOGETHER)
+    assert (found.training.step_size, found.method.rate) == (0.001, 0.2)
+    assert isinstance(runner.display, Diary)
+    assert runner.display.notes == ["Every step_size and rate diverged, 0.001 and 0.2 is taken. Try smaller ones."]
+
+
+def test_real_trainings_are_chosen_together(tmp_path):
+    runner = make(tmp_path)
+    found = chosen(OPEN, runner, replace(TOGETHER, step_sizes=(1e-7, 0.05), rates=(0.2,), rate_epochs=12))
+    assert found.training.step_size == 0.05
+    slow, fast = evidence(runner, OPEN, "selection together")["together_trials"]
+    assert fast["accuracy"] > slow["accuracy"]
 
 
 def test_a_fixed_step_size_is_kept_and_only_the_rate_tried(tmp_path):

@@ -3,17 +3,19 @@
 "Adagrad's global stepsize is chosen from the set {0.005, 0.01, 0.05}, based on the network performance on the
 training set in the first few iterations"; "The Dropout and DropConnect rates are selected on the grounds of
 performance maximization": here on training data held out for it, never on the test set.
+
+`Selection(together=True)` is beyond the paper: step sizes and rates are tried with each other, on held-out data.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dropconnectpp.lab.protocol import STEP_SIZES, Evaluation, Method, Protocol, ProtocolError
+from dropconnectpp.lab.protocol import STEP_SIZES, Evaluation, Protocol, ProtocolError
 from dropconnectpp.lab.runner import Runner
 from dropconnectpp.lab.store import Row
 from dropconnectpp.lab.training import Unit
@@ -41,6 +43,9 @@ class Selection:
     rate_replicas: int = 3
     holdout_share: float = 0.1
     """Of the training set, on which rates and logit steps are compared."""
+    together: bool = False
+    """Whether step sizes are compared there too, each with each rate or logit step: dearer, and fair to a rate that
+    needs another step size than the one that starts fastest."""
 
     def __post_init__(self) -> None:
         if not self.step_sizes or not all(0.0 < step < math.inf for step in self.step_sizes):
@@ -59,19 +64,19 @@ class Selection:
 
 def select(protocols: Sequence[Protocol], runner: Runner, settings: Selection) -> dict[str, Protocol] | None:
     """Complete protocols by the digest of the incomplete ones; None if time ran out on the way."""
-    steps = _choose_steps([p for p in protocols if p.training.step_size is None], runner, settings)
+    first = [p for p in protocols if p.training.step_size is None and not settings.together]
+    steps = _choose_steps(first, runner, settings)
     if steps is None:
         return None
     with_steps = {p.digest: _with_step(p, steps.get(p.digest, {}).get("step_size")) for p in protocols}
-    methods = _choose_methods({d: p for d, p in with_steps.items() if not p.complete}, runner, settings)
-    if methods is None:
+    held_out = _choose_held_out({d: p for d, p in with_steps.items() if not p.complete}, runner, settings)
+    if held_out is None:
         return None
     complete = {}
     with runner.store() as store:
         for protocol in protocols:
-            chosen = with_steps[protocol.digest]
-            if protocol.digest in methods:
-                chosen = replace(chosen, method=methods[protocol.digest].method)
+            found = held_out.get(protocol.digest)
+            chosen = with_steps[protocol.digest] if found is None else found.protocol
             complete[protocol.digest] = chosen
             store.add(protocol)
             store.add(chosen)
@@ -82,9 +87,9 @@ def select(protocols: Sequence[Protocol], runner: Runner, settings: Selection) -
                 "step_trials": steps.get(protocol.digest, {}).get("trials", []),
                 "rate_trials": [],
             }
-            if protocol.digest in methods:
-                evidence |= methods[protocol.digest].evidence
-            store.write_note(protocol.digest, "selection", evidence)
+            if found is not None:
+                evidence |= found.evidence
+            store.write_note(protocol.digest, "selection together" if settings.together else "selection", evidence)
     return complete
 
 
@@ -130,24 +135,37 @@ def _choose_steps(
 
 @dataclass(frozen=True)
 class _Chosen:
-    method: Method
+    protocol: Protocol
     evidence: dict[str, Any]
 
 
-def _candidates(protocol: Protocol, settings: Selection) -> tuple[str, dict[float, Method]]:
-    """What is open in a method, and the method for each value to try."""
+Values = tuple[tuple[str, float], ...]
+"""Names and values of settings that are tried with each other."""
+
+
+def _candidates(protocol: Protocol, settings: Selection) -> dict[Values, Protocol]:
+    """The protocol with each value, or each combination, of what is open in it."""
     method = protocol.method
-    if method.has_rate:
-        return "rate", {rate: replace(method, rate=rate) for rate in settings.rates}
-    if not settings.logit_steps:
+    found: dict[Values, Protocol] = {(): protocol}
+    if protocol.training.step_size is None:
+        found = {(("step_size", step),): _with_step(protocol, step) for step in settings.step_sizes}
+    if method.complete:
+        return found
+    name, values = ("rate", settings.rates) if method.has_rate else ("logit_step", settings.logit_steps)
+    if not values:
         raise ProtocolError(f"{method.label}: logit_step is open. Give it, or logit_steps to choose from.")
-    return "logit_step", {step: replace(method, logit_step=step) for step in settings.logit_steps}
+    methods: dict[float, Any] = {value: {name: value} for value in values}
+    return {
+        (*others, (name, value)): replace(one, method=replace(method, **change))
+        for others, one in found.items()
+        for value, change in methods.items()
+    }
 
 
-def _choose_methods(protocols: dict[str, Protocol], runner: Runner, settings: Selection) -> dict[str, _Chosen] | None:
-    """Rates and logit steps by the accuracy on held-out training data, by digest."""
-    trials: dict[str, dict[float, Protocol]] = {}
-    names: dict[str, str] = {}
+def _choose_held_out(protocols: dict[str, Protocol], runner: Runner, settings: Selection) -> dict[str, _Chosen] | None:
+    """What is open, by the accuracy on held-out training data, by digest."""
+    candidates: dict[str, dict[Values, Protocol]] = {}
+    trials: dict[str, dict[Values, Protocol]] = {}
     for digest, protocol in protocols.items():
         if protocol.training.holdout:
             raise ProtocolError(
@@ -156,33 +174,36 @@ def _choose_methods(protocols: dict[str, Protocol], runner: Runner, settings: Se
             )
         holdout = max(1, round(settings.holdout_share * len(runner.dataset(protocol.data).train)))
         epochs = settings.rate_epochs or protocol.training.epochs
-        training = replace(protocol.training, holdout=holdout, epochs=epochs)
-        base = replace(protocol, training=training, evaluation=QUICK)
-        names[digest], candidates = _candidates(protocol, settings)
-        trials[digest] = {value: replace(base, method=method) for value, method in candidates.items()}
+        candidates[digest] = _candidates(protocol, settings)
+        trials[digest] = {
+            values: replace(one, training=replace(one.training, holdout=holdout, epochs=epochs), evaluation=QUICK)
+            for values, one in candidates[digest].items()
+        }
     rows = _run(trials, runner, settings.rate_replicas)
     if rows is None:
         return None
     found = {}
     for digest, tried in trials.items():
-        name = names[digest]
-        measured = [
-            {
-                name: value,
-                "accuracy": _mean(rows[trial.digest], lambda row: row.results.get("accuracy", math.nan)),
-                "n": len(rows[trial.digest]),
-            }
-            for value, trial in tried.items()
+        measured = {
+            values: _mean(rows[trial.digest], lambda row: row.results.get("accuracy", math.nan))
+            for values, trial in tried.items()
+        }
+        best = max(measured, key=lambda one: measured[one] if math.isfinite(measured[one]) else -math.inf)
+        names = [name for name, _ in best]
+        if not math.isfinite(measured[best]):
+            taken = " and ".join(str(value) for _, value in best)
+            advice = "Try smaller ones." if "step_size" in names else "Try a smaller step size."
+            runner.display.note(f"Every {' and '.join(names)} diverged, {taken} is taken. {advice}")
+        evidence = [
+            {**dict(values), "accuracy": accuracy, "n": len(rows[tried[values].digest])}
+            for values, accuracy in measured.items()
         ]
-        best = max(measured, key=lambda one: one["accuracy"] if math.isfinite(one["accuracy"]) else -math.inf)
-        if not math.isfinite(best["accuracy"]):
-            runner.display.note(f"Every {name} diverged, {best[name]} is taken. Try a smaller step size.")
-        method = tried[best[name]].method
-        found[digest] = _Chosen(method, {name: best[name], f"{name}_trials": measured})
+        kind = "together" if "step_size" in names else names[0]
+        found[digest] = _Chosen(candidates[digest][best], dict(best) | {f"{kind}_trials": evidence})
     return found
 
 
-def _run(trials: dict[str, dict[float, Protocol]], runner: Runner, replicas: int) -> dict[str, list[Row]] | None:
+def _run(trials: Mapping[str, Mapping[Any, Protocol]], runner: Runner, replicas: int) -> dict[str, list[Row]] | None:
     """All candidates side by side, those of other processes waited for; the rows of each by digest."""
     protocols = {p.digest: p for candidates in trials.values() for p in candidates.values()}
     units = [Unit(protocol, replica) for protocol in protocols.values() for replica in range(replicas)]

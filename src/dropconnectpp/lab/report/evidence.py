@@ -58,9 +58,10 @@ def evidence(experiment: Experiment, notes: Notes) -> Evidence:
     files = _distinct(setting(row.provenance["files"]) for row in rows if row.provenance.get("files"))
     facts += [("Files", files)] if files else []
     choices = {
-        digest: note for digest, note in selection_notes(notes).items() if note.get("resolved") == experiment.digest
+        place: note for place, note in selection_notes(notes).items() if note.get("resolved") == experiment.digest
     }
-    given = commands({place: note for place, note in notes.items() if place[0] in {experiment.digest, *choices}})
+    digests = {experiment.digest, *(digest for digest, _ in choices)}
+    given = commands({place: note for place, note in notes.items() if place[0] in digests})
     return Evidence(
         anchor=anchor(experiment.digest),
         commands=given,
@@ -90,21 +91,33 @@ def _diverged(experiment: Experiment) -> str:
 def _trials(note: Mapping[str, Any]) -> list[tuple[str, tuple[tuple[str, str, str], ...]]]:
     """How step size and rate were chosen, where there was a choice."""
     kinds = (
-        ("step_trials", "step_size", "loss", "Step size {}, chosen by the mean training loss of the first epochs", 4),
-        ("rate_trials", "rate", "accuracy", "Rate {}, chosen by the accuracy on held-out training data", 2),
-        ("logit_step_trials", "logit_step", "accuracy", "Logit step {}, chosen by the same accuracy", 2),
+        ("step_trials", "loss", "chosen by the mean training loss of the first epochs", 4),
+        ("rate_trials", "accuracy", "chosen by the accuracy on held-out training data", 2),
+        ("logit_step_trials", "accuracy", "chosen by the same accuracy", 2),
+        ("together_trials", "accuracy", "chosen together by the accuracy on held-out training data", 2),
     )
     found = []
-    for name, value, score, heading, digits in kinds:
+    for name, score, how, digits in kinds:
         trials = note.get(name)
-        lines = tuple(
-            (setting(trial.get(value)), fixed(finite(trial.get(score)), digits), setting(trial.get("n")))
-            for trial in (trials if isinstance(trials, list) else [])
-            if isinstance(trial, Mapping)
-        )
-        if lines:
-            found.append((heading.format(setting(note.get(value))), lines))
+        given = [trial for trial in (trials if isinstance(trials, list) else []) if isinstance(trial, Mapping)]
+        if given:
+            names = chosen_names(given[0])
+            chosen = " and ".join(f"{one.replace('_', ' ')} {setting(note.get(one))}" for one in names)
+            lines = tuple(
+                (
+                    ", ".join(setting(trial.get(one)) for one in names),
+                    fixed(finite(trial.get(score)), digits),
+                    setting(trial.get("n")),
+                )
+                for trial in given
+            )
+            found.append((f"{chosen[:1].upper()}{chosen[1:]}, {how}", lines))
     return found
+
+
+def chosen_names(trial: Mapping[str, Any]) -> list[str]:
+    """Which settings a trial is one value of."""
+    return [name for name in ("step_size", "rate", "logit_step") if name in trial]
 
 
 def _settings(settings: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, str]]:

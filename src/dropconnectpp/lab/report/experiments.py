@@ -13,6 +13,8 @@ from dropconnectpp.lab.report.number_formats import finite, setting
 from dropconnectpp.lab.store import FINAL, Row, StoredProtocol
 
 Notes = Mapping[tuple[str, str], Any]
+WAYS = ("selection", "selection together")
+"""Notes on how settings were chosen: the paper's way, and step sizes together with rates."""
 OTHER_TITLES = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST"}
 """Of data sets that the paper has not."""
 
@@ -168,11 +170,9 @@ def plain_experiment(protocol: StoredProtocol, rows: Iterable[Row] = ()) -> Expe
     )
 
 
-def selection_notes(notes: Notes) -> dict[str, Mapping[str, Any]]:
-    """How step sizes and rates were chosen, by the digest of the incomplete protocol."""
-    return {
-        digest: value for (digest, name), value in notes.items() if name == "selection" and isinstance(value, Mapping)
-    }
+def selection_notes(notes: Notes) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """How step sizes and rates were chosen, by the digest of the incomplete protocol and the way of choosing."""
+    return {place: note for place, note in notes.items() if place[1] in WAYS and isinstance(note, Mapping)}
 
 
 def _as_list(value: object) -> object:

@@ -149,7 +149,7 @@ def _not_tested(a: Experiment, b: Experiment) -> str:
 def _time(experiments: Sequence[Experiment], notes: Notes, protocols: Iterable[StoredProtocol]) -> Table:
     shown = {e.digest: e for e in experiments}
     known = {p.digest: p for p in protocols}
-    resolved = {digest: str(note.get("resolved")) for digest, note in selection_notes(notes).items()}
+    resolved = {digest: str(note.get("resolved")) for (digest, _), note in selection_notes(notes).items()}
     table: Table = []
     for (digest, name), value in notes.items():
         final = resolved.get(digest, digest)
