@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from list_settings import described, tried
+from list_settings import described, ranks, tried
 
 from dropconnectpp.lab.report.experiments import select
 from dropconnectpp.lab.statistics import Comparison, holm, paired, welch
@@ -44,13 +44,6 @@ MEASURES: dict[str, tuple[Measure, int]] = {
 }
 """By name, with the digits that are shown."""
 WHOLE = MEASURES["accuracy, %"][0]
-
-
-def ranks(results: Results) -> bool:
-    """Whether there is a posterior that says more of one synapse than of another."""
-    return any(one["score"] == "keep_probability" for one in results["pruning"]) and (
-        "posterior" not in results or results["posterior"]["standard_deviation"] > 1e-6
-    )
 
 
 @dataclass(frozen=True)
@@ -126,7 +119,7 @@ def lines(found: Mapping[str, Mapping[int, Results]], methods: Sequence[str], ot
             name, cut = f"accuracy with {share:.0%} kept by π̃, %", values(method, kept(share, "keep_probability"))
             size = kept(share, "magnitude")
             table += [line((method, name, f"{other}, by size"), cut, values(other, size), 2) for other in others]
-            for how, measure in (("by size", size), ("whole", WHOLE)):
+            for how, measure in (("by size", size), ("by π̃·size", kept(share, "product")), ("whole", WHOLE)):
                 table.append(line((method, name, f"itself, {how}"), cut, values(method, measure), 2, pairs=True))
     return table
 

@@ -58,8 +58,17 @@ def shown(found: Summary | None, digits: int) -> str:
     return f"{found.mean:.{digits}f}{spread}"
 
 
+def ranks(results: Mapping[str, Any]) -> bool:
+    """Whether there is a posterior that says more of one synapse than of another."""
+    return any(one["score"] == "keep_probability" for one in results["pruning"] or ()) and (
+        not results.get("posterior") or results["posterior"]["standard_deviation"] > 1e-6
+    )
+
+
 def pruned(results: Mapping[str, Any], score: str) -> float | None:
-    """Accuracy of what is left of a network."""
+    """Accuracy of what is left of a network; None where the score ranks nothing."""
+    if score == "keep_probability" and not ranks(results):
+        return None
     found = [one["accuracy"] for one in results["pruning"] or () if (one["score"], one["share"]) == (score, SHARE)]
     return found[0] if found else None
 

@@ -511,7 +511,8 @@ def test_publish_knows_its_tables_and_figures(publish: Publish, option: str, mes
 
 
 def test_every_setting_that_was_tried_is_listed(tmp_path: Path) -> None:
-    methods = '[[methods]]\nkind = "dropconnect"\nrate = 0.5\n\n[[methods]]\nhyper = "optimal"\n'
+    methods = '[[methods]]\nkind = "dropconnect"\nrate = 0.5\n\n'
+    methods += '[[methods]]\nestimator = "straight-through"\nlogit_step = [1, 1e-9]\n'
     held_out = TRAINED.replace("[protocol.training]\n", "[protocol.training]\nholdout = 20\n")
     assert held_out != TRAINED
     (tmp_path / "search.toml").write_text(f"repeats = 2\n{held_out}\n{methods}")
@@ -521,23 +522,21 @@ def test_every_setting_that_was_tried_is_listed(tmp_path: Path) -> None:
         for p in experiment.protocols
     ]
     runner = Runner(tmp_path, torch.device("cpu"), few)
-    units = [
-        Unit(replace(p, method=replace(p.method, logit_step=p.method.logit_step or 1.0)), r)
-        for p in protocols
-        for r in (0, 1)
-    ]
+    units = [Unit(p, r) for p in protocols for r in (0, 1)]
     assert runner.run(units).left == 0
     found = run("list_settings.py", str(tmp_path / "results.sqlite"), "--out", str(tmp_path / "tried.md"))
     assert found.returncode == 0, found.stderr
     rows = lines((tmp_path / "tried.md").read_text())
-    assert sorted(row[0] for row in rows) == ["DropConnect++ (hyper=optimal)", "DropConnect, rate 0.5"]
-    assert [row[1:4] for row in rows] == [["0.01", "1", "2"], ["0.01", "1", "2"]]
+    learned = "DropConnect++ (estimator=straight-through)"
+    still = learned.replace(")", ", logit_step=1e-09)")
+    assert sorted(row[0] for row in rows) == [learned, still, "DropConnect, rate 0.5"]
+    assert [row[1:4] for row in rows] == [["0.01", "1", "2"]] * 3
     accuracies = [[float(part) for part in row[4].split(" ± ")] for row in rows]
     assert accuracies[0][0] >= accuracies[1][0]
     assert all(len(one) == 2 and one[1] >= 0.0 for one in accuracies)
     by_posterior = {row[0]: row[7] for row in rows}
-    assert by_posterior["DropConnect, rate 0.5"] == "–"
-    assert 0.0 <= float(by_posterior["DropConnect++ (hyper=optimal)"].split(" ")[0]) <= 100.0
+    assert by_posterior["DropConnect, rate 0.5"] == by_posterior[still] == "–"
+    assert 0.0 <= float(by_posterior[learned].split(" ")[0]) <= 100.0
     more = run("list_settings.py", str(tmp_path / "results.sqlite"), "--least", "3")
     assert more.returncode == 1
     empty = run("list_settings.py", str(KERNELS / "mixed.sqlite"))
@@ -564,8 +563,9 @@ def test_methods_are_compared_measure_by_measure(tmp_path: Path) -> None:
     made = run("compare_measures.py", *options, ours, "--out", str(tmp_path / "compared.md"))
     assert made.returncode == 0, made.stderr
     rows = lines((tmp_path / "compared.md").read_text())
-    assert [row[2] for row in rows] == [other] * 5 + [f"{other}, by size", "itself, by size", "itself, whole"] * 2
-    assert [row[1] for row in rows[5::3]] == [f"accuracy with {share} kept by π̃, %" for share in ("10%", "5%")]
+    itself = ["itself, by size", "itself, by π̃·size", "itself, whole"]
+    assert [row[2] for row in rows] == [other] * 5 + [f"{other}, by size", *itself] * 2
+    assert [row[1] for row in rows[5::4]] == [f"accuracy with {share} kept by π̃, %" for share in ("10%", "5%")]
     mine, theirs = ([one["nll"] for one in found[label]] for label in (ours, other))
     expected = [sum(mine) / 4, sum(theirs) / 4, statistics.welch(mine, theirs).difference]
     assert rows[1][:2] == [ours, "NLL"]
@@ -580,17 +580,17 @@ def test_methods_are_compared_measure_by_measure(tmp_path: Path) -> None:
     assert f"There are: {ours}{apart}, {other}, rate 0.5{apart}." in unknown.stderr
     against = ["--against", f"{other}, rate 0.5{apart}", "--call", f"{other}, rate 0.5{apart}", "fixed"]
     held_out = run("compare_measures.py", *options, ours + apart, "--held-out", *against)
-    assert len(lines(held_out.stdout)) == 11
+    assert len(lines(held_out.stdout)) == 13
     assert [row[2] for row in lines(held_out.stdout)[4:6]] == ["fixed", "fixed, by size"]
     assert lines(held_out.stdout)[1][3] != rows[1][3]
 
 
 def some_results(random: torch.Generator) -> dict[str, Any]:
     """What a network is judged by, by chance; of the shares that are kept two are compared."""
-    accuracy, nll, averaged, brier, ece, *cut = torch.rand(7, generator=random).tolist()
+    accuracy, nll, averaged, brier, ece, *cut = torch.rand(8, generator=random).tolist()
     pruning = [
         {"score": score, "share": share, "accuracy": value + share}
-        for score, value in zip(("magnitude", "keep_probability"), cut, strict=True)
+        for score, value in zip(("magnitude", "keep_probability", "product"), cut, strict=True)
         for share in (0.1, 0.05, 0.5)
     ]
     probabilities = {"nll": nll, "uncertainty": {"nll": averaged}, "brier": brier, "ece": ece}

@@ -88,8 +88,8 @@ def _accuracy(rows: Table) -> Laid:
         )
 
     notes = [
-        "The best is marked where it is better than every other method on that data by Welch's test, with p adjusted "
-        "by Holm for all pairs. Intervals are of the mean, by Student's t; diverged replicas are not in them."
+        "The best is marked where it is better than every other method shown for that data by Welch's test, with p "
+        "adjusted by Holm for all pairs. Intervals are of the mean, by Student's t; diverged replicas are not in them."
     ]
     if any(row["paper"] is not None for row in rows):
         notes.append(
