@@ -463,12 +463,14 @@ def start(out: Path) -> Any:
 
 
 def test_killed_twenty_times_at_random_moments_it_ends_with_the_same_rows(tmp_path):
+    begun = time.monotonic()
     make(tmp_path / "whole", group=4).run(units(4, epochs=12))
+    whole = time.monotonic() - begun
     moments = random.Random(1)
     kills = 0
     for _ in range(20):
         process = start(tmp_path / "killed")
-        process.join(moments.uniform(0.05, 0.9))
+        process.join(moments.uniform(0.0, 0.6 * whole))  # by the machine's own speed
         kills += process.is_alive()
         process.kill()
         process.join()
