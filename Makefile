@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 GPU_TESTS := tests/test_kernels.py tests/test_gpu_training.py $(wildcard tests/lab/test_*kernels.py) \
-	tests/test_compile.py tests/lab/test_streams.py tests/lab/test_convolutions.py tests/lab/test_training.py tests/lab/test_evaluation.py
+	tests/test_compile.py tests/lab/test_streams.py tests/lab/test_convolutions.py tests/lab/test_training.py tests/lab/test_evaluation.py \
+	tests/lab/test_tuning.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test test-gpu test-browser lint format docs bench clean

@@ -386,10 +386,10 @@ def test_the_place_is_an_argument_a_variable_or_the_cache_of_the_user(tmp_path, 
     assert data.data_directory() == tmp_path / "variable"
     monkeypatch.delenv("DCPP_DATA")
     for platform, variable in (("linux", "XDG_CACHE_HOME"), ("win32", "LOCALAPPDATA")):
-        monkeypatch.setattr(cache.sys, "platform", platform)
+        monkeypatch.setattr(sys, "platform", platform)
         monkeypatch.setenv(variable, str(tmp_path / platform))
         assert data.data_directory() == tmp_path / platform / "dropconnectpp" / "data"
-    monkeypatch.setattr(cache.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     assert data.data_directory() == tmp_path / "Library" / "Caches" / "dropconnectpp" / "data"
 

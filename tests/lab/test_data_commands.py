@@ -93,7 +93,7 @@ def test_control_c_is_quiet(dcpp, monkeypatch):
 
 def test_a_terminal_gets_a_bar(monkeypatch, capsys):
     monkeypatch.setattr(data_commands, "Console", lambda stderr: Console(stderr=stderr, force_terminal=True, width=80))
-    with data_commands._display() as report:
+    with data_commands.step_display() as report:
         report("train_32x32.mat", 50, 100)
         report("train_32x32.mat", 100, 100)
         report("checking [this]", 0, None)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -266,20 +267,19 @@ def test_what_is_missing_is_named() -> None:
 
 # --------------------------------------------------------------------------------- the interpreter
 
-# The launches are the package's own, on small tiles. What they allocate is poisoned and lies between guards, and so
+# The launches are the package's own. What they allocate is poisoned and lies between guards, and so
 # do the parameters, so that a missing write and a write outside both show.
-INTERPRETED = """
+CHECK = """
 import sys
 import torch
 from dataclasses import replace
 from dropconnectpp.lab.kernels import layer
+from dropconnectpp.lab.kernels.launches import using
 sys.path.insert(0, sys.argv[1])
+from test_launches import SMALL, other_tiles
 from test_layer_kernels import COMMON, LEARNED, RARE, STEP, Case
 
-layer.BLOCK_B = layer.FORWARD_O = layer.BACKWARD_O = layer.BACKWARD_I = layer.CROWDED_I = 16
-layer.FORWARD_I = layer.MANY_I = 16
-layer.GATE_BLOCK = layer.HYPER_BLOCK = 128
-layer.SPLIT, GUARD, rooms = 32, 64, []
+GUARD, rooms = 64, []
 plain = torch.empty
 
 def guarded(value):
@@ -349,16 +349,28 @@ def check(kind, shape, samples, inside, step):
         assert torch.equal(row[0], output[:, 1:2]) and torch.equal(row[1][0][0], by_x[1]), where
         for name, value in alone.trained().items():
             assert torch.equal(value[0], found.trained()[name][1]), (*where, name)
+"""
 
-for kind in COMMON:
-    for shape in ((2, 5, 3, 7), (3, 16, 16, 32), (2, 20, 10, 75), (2, 37, 18, 36)):
-        check(kind, shape, 1, shape[1] == 5, torch.tensor(STEP) if shape[0] == 3 else STEP)
-for kind in RARE:
-    check(kind, (2, 5, 3, 7), 1, False, STEP)
-    check(kind, (1, 20, 18, 36), 1 if "fixed" in kind else 2, True, STEP)
-for kind in LEARNED:
-    for shape in ((2, 5, 3, 7), (2, 20, 18, 36)):
-        check(kind, shape, 2, True, STEP)
+SMALL_TILES = f"""{CHECK}
+layer.FEW_UNITS = 16
+with using(SMALL):
+    for kind in COMMON:
+        for shape in ((2, 5, 3, 7), (3, 16, 16, 32), (2, 20, 10, 75), (2, 37, 18, 36)):
+            check(kind, shape, 1, shape[1] == 5, torch.tensor(STEP) if shape[0] == 3 else STEP)
+    for kind in RARE:
+        check(kind, (2, 5, 3, 7), 1, False, STEP)
+        check(kind, (1, 20, 18, 36), 1 if "fixed" in kind else 2, True, STEP)
+    for kind in LEARNED:
+        for shape in ((2, 5, 3, 7), (2, 20, 18, 36)):
+            check(kind, shape, 2, True, STEP)
+print("all well")
+"""
+
+CANDIDATES = f"""{CHECK}
+for group, launches in other_tiles("forward", "backward", "gates"):
+    with using(launches):
+        for work in group.work:
+            check(work.kind, (1, 37, 70, 36) if work.units > layer.FEW_UNITS else (1, 65, 33, 75), 1, True, STEP)
 print("all well")
 """
 
@@ -414,21 +426,24 @@ print("all well")
 """
 
 
-def interpreted(script: str, *arguments: str) -> None:
+def interpret(source: str, folder: Path) -> None:
+    script = folder / "interpreted.py"  # a file, since Triton reads a kernel's source
+    script.write_text(source)
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    found = subprocess.run(
-        [sys.executable, script, *arguments], env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
+    command = [sys.executable, str(script), os.path.dirname(__file__)]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert found.returncode == 0, found.stderr[-2000:]
     assert found.stdout.strip() == "all well"
 
 
 @needs_triton
-@pytest.mark.parametrize("source", [INTERPRETED, POLYGAMMAS, SLOPES], ids=["layer", "polygammas", "slopes"])
+@pytest.mark.parametrize(
+    "source",
+    [SMALL_TILES, CANDIDATES, POLYGAMMAS, SLOPES],
+    ids=["small tiles", "candidates", "polygammas", "slopes"],
+)
 def test_the_interpreted_kernels_are_their_twins(source: str, tmp_path) -> None:
-    script = tmp_path / "interpreted.py"  # a file, since Triton reads a kernel's source
-    script.write_text(source)
-    interpreted(str(script), os.path.dirname(__file__))
+    interpret(source, tmp_path)
 
 
 # ---------------------------------------------------------------------------------------------- on a GPU

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_layer_kernels import assert_adagrads_step
+from test_layer_kernels import assert_adagrads_step, interpret
 from test_training import assert_fused_is_plain, settings, stack_of, tensors_of, tiny, varied
 from torch import Tensor
 
@@ -182,18 +179,19 @@ def test_what_is_missing_is_named() -> None:
 
 # --------------------------------------------------------------------------------- the interpreter
 
-# The launches are the package's own, on small tiles. What they allocate is poisoned and lies between guards, and so
+# The launches are the package's own. What they allocate is poisoned and lies between guards, and so
 # do the parameters, so that a missing write and a write outside both show.
-INTERPRETED = """
+CHECK = """
 import sys
 import torch
 from dataclasses import replace
 from dropconnectpp.lab.kernels import local
+from dropconnectpp.lab.kernels.launches import using
 sys.path.insert(0, sys.argv[1])
+from test_launches import SMALL, other_tiles
 from test_local_kernels import KINDS, Case, distance, poisoned
 
-local.BLOCK_B = local.FORWARD_O = local.BACKWARD_O = local.FORWARD_I = local.BACKWARD_I = local.CROWDED_I = 16
-local.SPLIT, GUARD, rooms = 32, 64, []
+GUARD, rooms = 64, []
 
 def guarded(value):
     room = torch.full((value.numel() + 2 * GUARD,), 77.0, dtype=value.dtype)
@@ -248,13 +246,26 @@ def check(kind, shape, inside, exact):
         for name, value in alone.trained().items():
             assert torch.equal(value[0], found.trained()[name][1]), (*where, name)
     rooms.clear()
+"""
 
-for number, kind in enumerate(KINDS):
-    check(kind, (2, 5, 3, 7), number % 2 == 0, False)
-    check(kind, (1, 20, 18, 36), number % 2 == 1, False)
-for kind in ("sparse", "learned"):
-    for shape in ((2, 1, 1, 4), (3, 16, 16, 32), (2, 37, 10, 75)):
-        check(kind, shape, shape[1] == 16, True)
+SMALL_TILES = f"""{CHECK}
+local.FEW_UNITS = 16
+with using(SMALL):
+    for number, kind in enumerate(KINDS):
+        check(kind, (2, 5, 3, 7), number % 2 == 0, False)
+        check(kind, (1, 20, 18, 36), number % 2 == 1, False)
+    for kind in ("sparse", "learned"):
+        for shape in ((2, 1, 1, 4), (3, 16, 16, 32), (2, 37, 10, 75)):
+            check(kind, shape, shape[1] == 16, True)
+print("all well")
+"""
+
+CANDIDATES = f"""{CHECK}
+for group, launches in other_tiles("local"):
+    with using(launches):
+        for work in group.work:
+            kind = "learned" if "learned" in work.kind else "sparse"
+            check(kind, (1, 37, 70, 36) if work.units > local.FEW_UNITS else (1, 65, 33, 75), True, True)
 print("all well")
 """
 
@@ -276,19 +287,9 @@ def poisoned(place: Any = lambda value: value) -> Iterator[None]:
 
 
 @needs_triton
-def test_the_interpreted_kernels_are_their_twins(tmp_path) -> None:
-    script = tmp_path / "interpreted.py"  # a file, since Triton reads a kernel's source
-    script.write_text(INTERPRETED)
-    found = subprocess.run(
-        [sys.executable, str(script), os.path.dirname(__file__)],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr[-2000:]
-    assert found.stdout.strip() == "all well"
+@pytest.mark.parametrize("source", [SMALL_TILES, CANDIDATES], ids=["small tiles", "candidates"])
+def test_the_interpreted_kernels_are_their_twins(source: str, tmp_path) -> None:
+    interpret(source, tmp_path)
 
 
 # -------------------------------------------------------------------------------------- the fused step

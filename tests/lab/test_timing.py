@@ -84,7 +84,7 @@ def test_methods_are_timed_in_turn_after_each_has_run_once(monkeypatch):
     times = iter([1.0, 2.0, 3.0, 1.0, 4.0, 9.0, 7.0, 2.0, 3.0])
     monkeypatch.setattr(timing, "seconds", lambda run, _: (run(), next(times))[1])
     told: list[tuple[int, int]] = []
-    assert timing._in_rounds(runs, CPU, 3, lambda *how: told.append(how)) == [{"a": 1.0, "b": 2.0}, {"c": 3.0}]
+    assert timing.in_rounds(runs, CPU, 3, lambda *how: told.append(how)) == [{"a": 1.0, "b": 2.0}, {"c": 3.0}]
     assert "".join(called) == "abc" * 4
     assert told == [(1, 3), (2, 3), (3, 3)]
 
@@ -93,7 +93,7 @@ def test_slow_machines_get_five_rounds(monkeypatch):
     clock = iter(range(0, 10_000, 1_000))
     monkeypatch.setattr(timing.time, "monotonic", lambda: next(clock))
     called: list[int] = []
-    timing._in_rounds([{"a": lambda: called.append(1)}], CPU, 31, lambda *_: None)
+    timing.in_rounds([{"a": lambda: called.append(1)}], CPU, 31, lambda *_: None)
     assert len(called) == 1 + 5
 
 

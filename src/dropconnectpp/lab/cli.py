@@ -14,12 +14,13 @@ def main() -> None:
         print(f"dcpp needs {error.name}. Install it with: pip install 'dropconnectpp[lab]'", file=sys.stderr)
         raise SystemExit(1) from None
     from dropconnectpp.errors import DropConnectError
-    from dropconnectpp.lab import data_commands, result_commands, run_commands
+    from dropconnectpp.lab import data_commands, result_commands, run_commands, tuning_commands
 
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     app.command()(run_commands.demo)
     app.command()(run_commands.run)
     app.command()(run_commands.train)
+    app.command()(tuning_commands.tune)
     app.command()(result_commands.report)
     app.command()(result_commands.results)
     app.add_typer(data_commands.app, name="data")

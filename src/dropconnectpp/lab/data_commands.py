@@ -87,7 +87,7 @@ def fetch(
 
       dcpp data fetch norb --from ~/Downloads/smallnorb
     """
-    with _display() as report:
+    with step_display() as report:
         dataset = data.fetch(
             name,
             directory=data_dir,
@@ -103,7 +103,7 @@ def fetch(
 @app.command()
 def verify(name: Name, data_dir: Directory = None) -> None:
     """Compare a prepared data set with the checksums written when it was made."""
-    with _display() as report:
+    with step_display() as report:
         dataset = data.verify(name, directory=data_dir, progress=report)
     _describe(dataset)
     Console().print("[green]Every file is as it was prepared.[/]")
@@ -126,7 +126,7 @@ def _describe(dataset: data.Dataset) -> None:
 
 
 @contextmanager
-def _display() -> Iterator[Report]:
+def step_display() -> Iterator[Report]:
     """A progress bar in a terminal; elsewhere a line for each new step."""
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -72,7 +72,7 @@ def _segment_step(
     gate = regulariser.gate()
     assert gate is not None
     by_score = isinstance(gate, LearnedGate) and gate.kind == "score"
-    sums = _forward(x, weight, gate, regulariser.replicas, stack.step)
+    sums = forward(x, weight, gate, regulariser.replicas, stack.step)
     learned = {} if by_score else regulariser.parameters
     own = {f"segment{number}.{n}": v for n, v in learned.items() if n.startswith("bias")}
     names = ("output.weight", "output.bias", "dense.bias")
@@ -93,7 +93,7 @@ def _segment_step(
     if regulariser.needs_mean_network:
         mean_reward = log_likelihoods(stack.predict_segment(segment, x.to(stack.dtype)), labels).mean(1)
     update, unmoved = _adagrad(stack, number, segment, "weight"), _kept(gate, weight)
-    by_input = _backward_(x, by_sums, weight, gate, regulariser.replicas, stack.step, update)
+    by_input = backward_(x, by_sums, weight, gate, regulariser.replicas, stack.step, update)
     if isinstance(gate, LearnedGate) and gate.kind == "score":
         _learn_by_score(stack, number, segment, rewards, mean_reward, unmoved)
     elif isinstance(gate, LearnedGate):
@@ -103,17 +103,17 @@ def _segment_step(
     return rewards.mean(0), by_input, found
 
 
-def _forward(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor) -> Tensor:
+def forward(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor) -> Tensor:
     """The layer's sums without the bias: of each sample (L, R, B, O), or their moments (2, R, B, O)."""
     if isinstance(gate, LocalGate):
         return gate_moments(x, weight, gate)
     return gated_product(x, weight, gate, replicas, step)
 
 
-def _backward_(
+def backward_(
     x: Tensor, by_sums: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor, update: Adagrad
 ) -> Tensor:
-    """The gradient of the inputs from that of what `_forward` gave; steps the weights and gates that need it."""
+    """The gradient of the inputs from that of what `forward` gave; steps the weights and gates that need it."""
     if isinstance(gate, LocalGate):
         return gate_moments_backward_(x, by_sums, weight, gate, update)
     return gated_product_backward_(x, by_sums, weight, gate, replicas, step, update)

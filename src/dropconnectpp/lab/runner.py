@@ -21,12 +21,13 @@ from dropconnectpp.lab import device as devices
 from dropconnectpp.lab import evaluation
 from dropconnectpp.lab.checkpoints import Checkpoint, Checkpoints
 from dropconnectpp.lab.data.dataset import Dataset
+from dropconnectpp.lab.kernels import launches
 from dropconnectpp.lab.network import Shape
 from dropconnectpp.lab.ownership import Owner
 from dropconnectpp.lab.protocol import ProtocolError
 from dropconnectpp.lab.sitting import ClaimsLostError, Display, Heartbeat, OutOfTimeError, Sitting
 from dropconnectpp.lab.store import FINAL, Key, Store
-from dropconnectpp.lab.training import Unit
+from dropconnectpp.lab.training import Stack, Unit
 
 CPU_GROUP = 8
 """Replicas of a stack on a CPU, where more at once gain nothing."""
@@ -218,7 +219,7 @@ class Runner:
                 results=results,
                 seconds=sitting.seconds / len(sitting.units),
                 device=devices.describe(self.device),
-                versions=versions() | {"convolutions": str(sitting.stack.input_dtype).removeprefix("torch.")},
+                versions=versions() | _how(sitting.stack),
                 provenance={"data": sitting.dataset.name, **asdict(sitting.dataset.provenance)},
                 commit=commit(),
             )
@@ -253,6 +254,12 @@ def versions() -> dict[str, str]:
     except metadata.PackageNotFoundError:  # run from a source tree
         names["dropconnectpp"] = "source"
     return names
+
+
+def _how(stack: Stack) -> dict[str, str]:
+    """What of a device's own ways can move the last digits."""
+    tuned = launches.evidence(stack.device) if stack.fused else {}
+    return {"convolutions": str(stack.input_dtype).removeprefix("torch."), **tuned}
 
 
 @cache

@@ -49,7 +49,7 @@ def measure(
         stack.batches = stack.batches[:steps]
         stack.train_epoch()
     runs = [{"shuffle": stack.shuffle, "steps": stack.train_batches, **_predictions(stack)} for stack in stacks]
-    medians = _in_rounds(runs, device, rounds, told)
+    medians = in_rounds(runs, device, rounds, told)
     return [
         {
             "seconds_per_epoch": (found.pop("shuffle") + found.pop("steps") / len(stack.batches) * epoch) / replicas,
@@ -61,9 +61,13 @@ def measure(
     ]
 
 
-def _in_rounds(
-    runs: Sequence[Runs], device: torch.device, rounds: int, told: Callable[[int, int], None]
+def in_rounds(
+    runs: Sequence[Runs],
+    device: torch.device,
+    rounds: int,
+    told: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, float]]:
+    """Median seconds of calls that take turns, each of which has run once before."""
     taken: list[dict[str, list[float]]] = [{name: [] for name in one} for one in runs]
     for one in runs:
         for run in one.values():

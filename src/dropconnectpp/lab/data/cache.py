@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from dropconnectpp.lab.data.dataset import Arrays, DataError, Dataset, Provenance, Split
 from dropconnectpp.lab.data.download import Progress, silent
+from dropconnectpp.lab.folders import cache_directory
 
 FORMAT = 1
 DESCRIPTION = "description.json"
@@ -35,13 +35,7 @@ def data_directory(given: Path | str | None = None) -> Path:
         return Path(given).expanduser()
     if value := os.environ.get("DCPP_DATA"):
         return Path(value).expanduser()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "dropconnectpp" / "data"
+    return cache_directory() / "data"
 
 
 @contextmanager

@@ -16,24 +16,16 @@ from torch import Tensor
 
 from dropconnectpp import functional, polynomials
 from dropconnectpp.errors import ArgumentError, check_count
+from dropconnectpp.lab.kernels import launches
 from dropconnectpp.lab.kernels.adagrad import adagrad_all_
 from dropconnectpp.lab.kernels.compiled import compiled
 from dropconnectpp.lab.kernels.dense import beside, draw_masks
 from dropconnectpp.lab.streams import Stream
 
-# Largest tiles, and how they are launched. None may depend on R, so that these sums have one order in every stack.
-BLOCK_B = 128
-SPLIT, MOST_SPLITS = 512, 16
-"""Inputs that one program of the forward pass adds up, and how many such parts there are at most."""
-FORWARD_O, BACKWARD_O = 64, 64
-FORWARD_I, FORWARD_LAUNCH = 64, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
-MANY_I, MANY_LAUNCH = 32, {"num_warps": 4, "num_stages": 3}
-"""The forward pass of a layer with more units than one tile has."""
-BACKWARD_I, CROWDED_I = 64, 32
-"""The second is for several samples, and for learned gates straight through, with a slab or many units: they need more
-registers."""
-BACKWARD_LAUNCH = {"num_warps": 8, "num_stages": 1, "maxnreg": 128}
-GATE_BLOCK, HYPER_BLOCK, GATE_WARPS = 1024, 512, 4
+FEW_UNITS = 64
+"""As many as one tile has by default: layers with more are launched in ways of their own."""
+MOST_SPLITS = 16
+"""Parts of the inputs that the forward pass adds up apart."""
 
 Kind = Literal["score", "straight-through"]
 
@@ -169,10 +161,11 @@ def _product(x: Tensor, weight: Tensor, mask: Tensor | None) -> Tensor:
 
 def _product_by_kernel(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor | int) -> Tensor:
     (stack, batch, width), units, samples = x.shape, weight.shape[1], _samples(gate)
-    length = whole(-(-width // MOST_SPLITS), SPLIT)
+    chosen = launches.of(x.device)
+    launch = chosen.forward_many if units > FEW_UNITS else chosen.forward
+    length = whole(-(-width // MOST_SPLITS), launch.split)
     splits = -(-width // length)
-    block_b, block_o = tile(batch, BLOCK_B), tile(units, FORWARD_O)
-    block_i, launch = (MANY_I, MANY_LAUNCH) if units > FORWARD_O else (FORWARD_I, FORWARD_LAUNCH)
+    block_b, block_o = tile(batch, launch.block_b), tile(units, launch.block_o)
     parts = torch.empty((splits, samples, stack, batch, units), device=x.device, dtype=torch.float32)
     compiled("layer").product_kernel[(samples * -(-units // block_o) * -(-batch // block_b), splits, stack)](
         x.contiguous(),
@@ -191,8 +184,8 @@ def _product_by_kernel(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, 
         **_switches(gate, x),
         BLOCK_B=block_b,
         BLOCK_O=block_o,
-        BLOCK_I=block_i,
-        **launch,
+        BLOCK_I=launch.block_i,
+        **launch.options,
     )
     return parts.sum(0)
 
@@ -289,10 +282,13 @@ def _backward_by_kernel_(
 ) -> Tensor:
     (stack, batch, width), units = x.shape, weight.shape[1]
     learned = gate if isinstance(gate, LearnedGate) else None
+    # Several samples, and learned gates straight through, with a slab or many units, need more registers.
     crowded = _samples(gate) > 1 or (
-        learned is not None and (learned.kind != "score" or learned.slab_scale > 0 or units > BACKWARD_O)
+        learned is not None and (learned.kind != "score" or learned.slab_scale > 0 or units > FEW_UNITS)
     )
-    block_b, block_i = tile(batch, BLOCK_B), CROWDED_I if crowded else BACKWARD_I
+    chosen = launches.of(x.device)
+    launch = chosen.backward_crowded if crowded else chosen.backward
+    block_b, block_i = tile(batch, launch.block_b), launch.block_i
     by_x = torch.empty((stack, batch, width), device=x.device, dtype=x.dtype)
     arguments: list[Any] = [
         x.contiguous(),
@@ -334,9 +330,9 @@ def _backward_by_kernel_(
             SAMPLES=_samples(gate),
             **_switches(gate, x),
             BLOCK_B=block_b,
-            BLOCK_O=tile(units, BACKWARD_O),
+            BLOCK_O=tile(units, launch.block_o),
             BLOCK_I=block_i,
-            **BACKWARD_LAUNCH,
+            **launch.options,
         )
     return by_x
 
@@ -376,8 +372,9 @@ def _gate_by_kernel_(
     gate: LearnedGate, replicas: Tensor, step: Tensor | int, update: Adagrad, weight: Tensor | None
 ) -> Tensor:
     stack, count = len(gate.logit), gate.logit[0].numel()
-    block = GATE_BLOCK if gate.alpha is None else HYPER_BLOCK
-    programs = -(-count // block)
+    chosen = launches.of(gate.logit.device)
+    launch = chosen.gates if gate.alpha is None else chosen.gates_learned
+    programs = -(-count // launch.block)
     partial = torch.empty((gate.samples, stack, programs), device=gate.logit.device, dtype=torch.float32)
     compiled("layer").gate_kernel[(programs, stack)](
         gate.logit,
@@ -403,8 +400,8 @@ def _gate_by_kernel_(
         **loss_terms(gate),
         INSIDE=update.inside,
         COMPILED=gate.logit.is_cuda,
-        BLOCK=block,
-        num_warps=GATE_WARPS,
+        BLOCK=launch.block,
+        **launch.options,
     )
     return partial.sum(2)
 

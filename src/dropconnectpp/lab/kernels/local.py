@@ -15,14 +15,12 @@ from torch import Tensor
 
 from dropconnectpp import functional
 from dropconnectpp.errors import ArgumentError
+from dropconnectpp.lab.kernels import launches
 from dropconnectpp.lab.kernels.adagrad import adagrad_all_
 from dropconnectpp.lab.kernels.compiled import compiled
 from dropconnectpp.lab.kernels.layer import (
-    BACKWARD_LAUNCH,
-    BACKWARD_O,
-    BLOCK_B,
+    FEW_UNITS,
     MOST_SPLITS,
-    SPLIT,
     Adagrad,
     Kind,
     LearnedGate,
@@ -36,11 +34,6 @@ from dropconnectpp.lab.kernels.layer import (
     usable,
     whole,
 )
-
-# Largest tiles, and how the forward pass is launched. None may depend on R, so that sums have one order in every stack.
-FORWARD_O, FORWARD_I, FORWARD_LAUNCH = 64, 32, {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
-BACKWARD_I, CROWDED_I = 32, 16
-"""The second is for a free q(pi), a slab or more units than one tile has: they need more registers."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +81,10 @@ def _synapses(x: Tensor, weight: Tensor, gate: LocalGate) -> tuple[Tensor, Tenso
 
 def _moments_by_kernel(x: Tensor, weight: Tensor, gate: LocalGate) -> Tensor:
     (stack, batch, width), units = x.shape, weight.shape[1]
-    length = whole(-(-width // MOST_SPLITS), SPLIT)
+    launch = launches.of(x.device).local_forward
+    length = whole(-(-width // MOST_SPLITS), launch.split)
     splits = -(-width // length)
-    block_b, block_o = tile(batch, BLOCK_B), tile(units, FORWARD_O)
+    block_b, block_o = tile(batch, launch.block_b), tile(units, launch.block_o)
     parts = torch.empty((splits, 2, stack, batch, units), device=x.device, dtype=torch.float32)
     compiled("local").moments_kernel[(-(-units // block_o) * -(-batch // block_b), splits, stack)](
         x.contiguous(),
@@ -104,8 +98,8 @@ def _moments_by_kernel(x: Tensor, weight: Tensor, gate: LocalGate) -> Tensor:
         COMPILED=x.is_cuda,
         BLOCK_B=block_b,
         BLOCK_O=block_o,
-        BLOCK_I=FORWARD_I,
-        **FORWARD_LAUNCH,
+        BLOCK_I=launch.block_i,
+        **launch.options,
     )
     return parts.sum(0)
 
@@ -139,8 +133,11 @@ def gate_moments_backward_(x: Tensor, by_moments: Tensor, weight: Tensor, gate: 
 
 def _backward_by_kernel_(x: Tensor, by_moments: Tensor, weight: Tensor, gate: LocalGate, update: Adagrad) -> Tensor:
     (stack, batch, width), units = x.shape, weight.shape[1]
-    crowded = gate.alpha is not None or gate.slab_scale > 0 or units > BACKWARD_O
-    block_b, block_i = tile(batch, BLOCK_B), CROWDED_I if crowded else BACKWARD_I
+    # A free q(pi), a slab and many units need more registers.
+    crowded = gate.alpha is not None or gate.slab_scale > 0 or units > FEW_UNITS
+    chosen = launches.of(x.device)
+    launch = chosen.local_crowded if crowded else chosen.local_backward
+    block_b, block_i = tile(batch, launch.block_b), launch.block_i
     by_x = torch.empty((stack, batch, width), device=x.device, dtype=x.dtype)
     arguments: list[Any] = [
         x.contiguous(),
@@ -178,8 +175,8 @@ def _backward_by_kernel_(x: Tensor, by_moments: Tensor, weight: Tensor, gate: Lo
             WIDTH=width,
             COMPILED=x.is_cuda,
             BLOCK_B=block_b,
-            BLOCK_O=tile(units, BACKWARD_O),
+            BLOCK_O=tile(units, launch.block_o),
             BLOCK_I=block_i,
-            **BACKWARD_LAUNCH,
+            **launch.options,
         )
     return by_x

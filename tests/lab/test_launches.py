@@ -1,0 +1,321 @@
+"""How kernels are launched: the defaults, what a file may change, and what is done with one that cannot be used."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import test_other_cards as cards
+import torch
+
+from dropconnectpp.errors import ArgumentError
+from dropconnectpp.lab import runner, tuning
+from dropconnectpp.lab.kernels import launches
+from dropconnectpp.lab.kernels.launches import DEFAULTS, Forward, Launches, Walk
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
+)
+TILES = {"block_b": 16, "block_o": 16, "block_i": 16, "split": 32, "block": 128}
+HERE = {"card": "Card of the tests", "triton": "9.9"}
+GPU = torch.device("cuda", 0)
+
+
+def with_tiles(launch: Any, **tiles: int) -> Any:
+    return replace(launch, **{name: value for name, value in tiles.items() if hasattr(launch, name)})
+
+
+SMALL = Launches(**{name: with_tiles(launch, **TILES) for name, launch in vars(DEFAULTS).items()})
+OTHER = replace(
+    DEFAULTS,
+    forward=replace(DEFAULTS.forward, block_i=32, num_stages=4),
+    backward=replace(DEFAULTS.backward, maxnreg=None),
+    gates=Walk(block=2048, num_warps=8),
+)
+
+
+def other_tiles(*groups: str) -> Iterator[tuple[tuning.Group, Launches]]:
+    """Candidates of groups, by how their names begin, as far as the tiles are not the default's."""
+    for group in tuning.GROUPS:
+        default, *others = group.candidates
+        different = {with_tiles(default, **vars(one) | default.options) for one in others} - {default}
+        if group.name.startswith(groups):
+            yield from ((group, replace(DEFAULTS, **{group.name: one})) for one in different)
+
+
+# ------------------------------------------------------------------------------------------ the defaults
+
+
+def test_the_defaults_are_those_of_the_h200() -> None:
+    product = {"block_b": 128, "block_o": 64, "num_warps": 8, "maxnreg": 128}
+    assert asdict(DEFAULTS) == {
+        "forward": {**product, "block_i": 64, "num_stages": 2, "split": 512},
+        "forward_many": {**product, "block_i": 32, "num_warps": 4, "num_stages": 3, "maxnreg": None, "split": 512},
+        "backward": {**product, "block_i": 64, "num_stages": 1},
+        "backward_crowded": {**product, "block_i": 32, "num_stages": 1},
+        "gates": {"block": 1024, "num_warps": 4},
+        "gates_learned": {"block": 512, "num_warps": 4},
+        "local_forward": {**product, "block_i": 32, "num_stages": 3, "split": 512},
+        "local_backward": {**product, "block_i": 32, "num_stages": 1},
+        "local_crowded": {**product, "block_i": 16, "num_stages": 1},
+    }
+
+
+FORWARD = {"LENGTH": 512, "BLOCK_B": 128, "BLOCK_O": 64, "BLOCK_I": 64, "num_warps": 8, "num_stages": 2, "maxnreg": 128}
+MANY = {"LENGTH": 512, "BLOCK_B": 128, "BLOCK_O": 64, "BLOCK_I": 32, "num_warps": 4, "num_stages": 3}
+BACKWARD = {"BLOCK_B": 128, "BLOCK_O": 64, "BLOCK_I": 64, "num_warps": 8, "num_stages": 1, "maxnreg": 128}
+CROWDED, LOCAL_CROWDED = {**BACKWARD, "BLOCK_I": 32}, {**BACKWARD, "BLOCK_I": 16}
+GATES, GATES_LEARNED = {"BLOCK": 1024, "num_warps": 4}, {"BLOCK": 512, "num_warps": 4}
+LOCAL_FORWARD = {**FORWARD, "BLOCK_I": 32, "num_stages": 3}
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("name", "few", "many"),
+    [
+        ("none", [FORWARD, BACKWARD], [MANY, BACKWARD]),
+        ("DropConnect", [FORWARD, BACKWARD], [MANY, BACKWARD]),
+        ("score", [FORWARD, BACKWARD, GATES], [MANY, CROWDED, GATES]),
+        ("score, learned q(pi)", [FORWARD, BACKWARD, GATES_LEARNED], [MANY, CROWDED, GATES_LEARNED]),
+        ("straight-through", [FORWARD, CROWDED], [MANY, CROWDED]),
+        ("straight-through, five masks", [FORWARD, CROWDED], [MANY, CROWDED]),
+        ("local", [LOCAL_FORWARD, CROWDED], [LOCAL_FORWARD, LOCAL_CROWDED]),
+        ("local, learned q(pi)", [LOCAL_FORWARD, LOCAL_CROWDED], [LOCAL_FORWARD, LOCAL_CROWDED]),
+    ],
+)
+def test_kernels_are_launched_as_on_the_h200(name: str, few: list[Any], many: list[Any]) -> None:
+    for units, wanted in ((64, few), (65, many)):
+        for (_, _, options), one in zip(cards.launches_of_a_step(name, units), wanted, strict=True):
+            assert {key: value for key, value in options.items() if key in FORWARD or key == "BLOCK"} == one
+
+
+@needs_triton
+def test_every_kernel_is_launched_as_the_launches_in_force_say() -> None:
+    for group in tuning.GROUPS:
+        for launch in group.candidates:
+            with launches.using(replace(DEFAULTS, **{group.name: launch})):
+                for options in (found for work in group.work for _, _, found in cards.launches_of_work(work)):
+                    told = {name: options.get(name) for name in launches.OPTIONS if hasattr(launch, name)}
+                    blocks = {name: options[name.upper()] for name in vars(launch) if name.startswith("block")}
+                    split = {"split": options["LENGTH"]} if isinstance(launch, Forward) else {}
+                    assert {**told, **blocks, **split} == vars(launch)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("block_b", 96),
+        ("block_o", 8),
+        ("block_i", 512),
+        ("block_i", 64.0),
+        ("num_warps", 3),
+        ("num_warps", True),
+        ("num_warps", None),
+        ("num_stages", 0),
+        ("maxnreg", 256),
+        ("maxnreg", "128"),
+        ("split", 32),  # less than a tile of inputs: programs would add up their neighbours' too
+    ],
+)
+def test_what_no_kernel_can_take_is_refused(name: str, wrong: object) -> None:
+    with pytest.raises(ArgumentError, match=f"{name} must be"):
+        replace(DEFAULTS.forward, **{name: wrong})
+
+
+# ---------------------------------------------------------------------------------------------- the file
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the launches of a made-up card are kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.delenv(launches.VARIABLE, raising=False)
+    monkeypatch.setattr(launches, "card", lambda device: HERE)
+    monkeypatch.setattr(launches, "compiled", lambda name: "kernels")
+    launches._of_card.cache_clear()
+    yield tmp_path / "dropconnectpp" / "launches" / "Card-of-the-tests-triton-9.9.json"
+    launches._of_card.cache_clear()
+
+
+def test_without_a_file_the_defaults_are_in_force_without_a_word(file: Path) -> None:
+    assert launches.file_of(GPU) == file
+    assert launches.of(GPU) is DEFAULTS
+    assert launches.of(torch.device("cpu")) is DEFAULTS
+
+
+def test_what_was_written_is_in_force(file: Path) -> None:
+    launches.write(file, OTHER, HERE)
+    assert launches.read(file, HERE) == OTHER
+    assert launches.of(GPU) == OTHER
+    assert launches.of(torch.device("cpu")) is DEFAULTS
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_a_file_is_read_once_a_process(file: Path) -> None:
+    launches.write(file, OTHER, HERE)
+    first = launches.of(GPU)
+    launches.write(file, DEFAULTS, HERE)
+    assert launches.of(GPU) is first
+
+
+def test_a_machine_without_triton_asks_for_no_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches.write(file, OTHER, HERE)
+    monkeypatch.setattr(launches, "compiled", lambda name: None)
+    assert launches.of(GPU) is DEFAULTS
+
+
+def test_the_variable_names_a_file_or_turns_them_off(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches.write(file, OTHER, HERE)
+    monkeypatch.setenv(launches.VARIABLE, "off")
+    assert launches.file_of(GPU) is None
+    assert launches.of(GPU) is DEFAULTS
+    launches._of_card.cache_clear()
+    another = replace(OTHER, gates=Walk(block=512, num_warps=2))
+    launches.write(tmp_path / "mine.json", another, HERE)
+    monkeypatch.setenv(launches.VARIABLE, str(tmp_path / "mine.json"))
+    assert launches.of(GPU) == another
+
+
+def test_a_file_that_was_named_and_is_not_there_is_told(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(launches.VARIABLE, str(tmp_path / "mine.json"))
+    with pytest.warns(UserWarning, match=r"mine\.json: cannot be used.*No such file"):
+        assert launches.of(GPU) is DEFAULTS
+
+
+def changed(**values: object) -> str:
+    return json.dumps({**HERE, "launches": asdict(OTHER), **values})
+
+
+def launches_with(change: Callable[[dict[str, Any]], object]) -> str:
+    values = asdict(OTHER)
+    change(values)
+    return changed(launches=values)
+
+
+DAMAGED = {
+    "empty": ("", "not JSON"),
+    "cut short": (changed()[:100], "not JSON"),
+    "bytes": ("\udcff", "not JSON"),
+    "nested": ("[" * 100_000, "not JSON"),
+    "a list": ("[]", "no file of launches"),
+    "another file": ('{"name": "value"}', "no file of launches"),
+    "one key more": (changed(more=1), "no file of launches"),
+    "another card": (changed(card="NVIDIA H200"), "made for card 'NVIDIA H200', and here is 'Card of the tests'"),
+    "another Triton": (changed(triton="3.0"), "made for triton '3.0', and here is '9.9'"),
+    "no launches": (changed(launches=None), "launches must have forward, forward_many"),
+    "a launch too few": (launches_with(lambda all: all.pop("gates")), "launches must have"),
+    "a launch too many": (launches_with(lambda all: all.update(more={})), "launches must have"),
+    "a launch that is none": (launches_with(lambda all: all.update(gates=[])), "gates must have num_warps, block"),
+    "a value too few": (launches_with(lambda all: all["gates"].pop("block")), "gates must have num_warps, block"),
+    "a value too many": (launches_with(lambda all: all["gates"].update(more=1)), "gates must have num_warps, block"),
+    "a wrong type": (launches_with(lambda all: all["gates"].update(block="512")), "block must be a power of two"),
+    "no power of two": (
+        launches_with(lambda all: all["forward"].update(block_b=100)),
+        "block_b must be a power of two",
+    ),
+    "a short split": (launches_with(lambda all: all["forward"].update(split=16)), "split must be at least block_i"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_file_that_cannot_be_used_is_told_once_and_the_defaults_are_in_force(file: Path, kind: str) -> None:
+    text, problem = DAMAGED[kind]
+    file.parent.mkdir(parents=True)
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.warns(UserWarning, match="cannot be used") as told:
+        assert launches.of(GPU) is DEFAULTS
+    (message,) = (str(one.message) for one in told)
+    assert message.startswith(f"{file}: cannot be used")
+    assert problem in message
+    assert "`dcpp tune` writes it anew, and `dcpp tune --forget` removes it." in message
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert launches.of(GPU) is DEFAULTS
+
+
+def test_a_user_without_a_home_has_the_defaults(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    assert launches.of(GPU) is DEFAULTS
+
+
+@pytest.mark.parametrize("method", ["write_text", "replace"])
+def test_a_file_is_written_whole_or_not_at_all(file: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    launches.write(file, OTHER, HERE)
+    real = getattr(Path, method)
+
+    def full(path: Path, *arguments: Any, **options: Any) -> None:
+        if method == "write_text":
+            real(path, arguments[0][:50], **options)
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, method, full)
+    with pytest.raises(OSError, match="No space left"):
+        launches.write(file, DEFAULTS, HERE)
+    assert launches.read(file, HERE) == OTHER
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+# ------------------------------------------------------------------------------------------------- in use
+
+
+def test_launches_are_imposed_on_one_thread_and_for_a_while() -> None:
+    cpu, elsewhere = torch.device("cpu"), []
+    with launches.using(OTHER):
+        thread = threading.Thread(target=lambda: elsewhere.append(launches.of(cpu)))
+        thread.start()
+        thread.join()
+        assert (launches.of(cpu), elsewhere) == (OTHER, [DEFAULTS])
+        with launches.using(SMALL):
+            assert launches.of(GPU) is SMALL
+        assert launches.of(GPU) is OTHER
+    assert launches.of(cpu) is DEFAULTS
+
+
+def test_a_result_says_so_where_its_launches_are_not_the_defaults() -> None:
+    cpu = torch.device("cpu")
+    assert launches.evidence(cpu) == {}
+    found = []
+    for one in (OTHER, SMALL, OTHER):
+        with launches.using(one):
+            found.append(launches.evidence(cpu)["launches"])
+    assert found[0] == found[2] != found[1]
+    assert found[0].startswith("tuned, ")
+
+
+def test_a_row_of_the_store_says_so_only_where_the_kernels_were_used() -> None:
+    convolutions = {"convolutions": "bfloat16"}
+    fused, plain = (
+        SimpleNamespace(device=torch.device("cpu"), input_dtype=torch.bfloat16, fused=fused) for fused in (True, False)
+    )
+    assert runner._how(fused) == runner._how(plain) == convolutions
+    with launches.using(OTHER):
+        assert runner._how(fused) == {**convolutions, **launches.evidence(fused.device)} != convolutions
+        assert runner._how(plain) == convolutions
+
+
+@needs_triton
+@pytest.mark.parametrize("name", ["score", "local, learned q(pi)"])
+def test_no_launch_depends_on_the_number_of_replicas(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for replicas in (1, 2, 5):
+        monkeypatch.setattr(cards, "REPLICAS", replicas)
+        with launches.using(SMALL):
+            found.append([options for *_, options in cards.launches_of_a_step(name, 100)])
+    assert found[0] == found[1] == found[2]
