@@ -67,7 +67,13 @@ def result(accuracy: float, kind: str, replica: int = 0) -> dict[str, Any]:
         "foreign": {"data": "svhn", "entropy": 1.2, "mutual_information": 0.3 + 0.01 * replica},
         "posterior": None,
         "curve": [
-            {"epoch": epoch, "accuracy": accuracy - 30 / epoch, "nll": 1.0, "mc_accuracy": accuracy - 35 / epoch}
+            {
+                "epoch": epoch,
+                "accuracy": accuracy - 30 / epoch,
+                "nll": 1.0 + 0.01 * replica + abs(epoch - 10) / 1000,
+                "mc_accuracy": accuracy - 35 / epoch,
+                "mc_nll": 1.0 + abs(epoch - 50) / 1000,
+            }
             for epoch in (1, 5, 10, 50, 100)
         ],
         "losses": [2.0, 1.0],
@@ -245,6 +251,17 @@ def test_best_is_marked_only_where_it_beats_every_other(store: Store) -> None:
     fill_set(store, "svhn", ["none", "dropout"])  # a better method that is not ours
     found = tables(store)["accuracy"]
     assert [row["best"] for row in found] == [False, False, False, True]
+
+
+def test_the_epoch_of_the_lowest_nll_is_shown_beside_the_last(store: Store) -> None:
+    fill_set(store, kinds=["dropout"])
+    (row,) = tables(store)["lowest_nll"]
+    assert (row["epoch"], row["last_epoch"], row["n"]) == (10, 100, 4)
+    assert (row["mean"], row["last_mean"]) == pytest.approx((1.015, 1.105))
+    assert row["interval"] == pytest.approx(summarise([1.0, 1.01, 1.02, 1.03]).interval)
+    points = [(one["rule"], one["epoch"]) for one in tables(store)["likelihood"]]
+    assert points == [(rule, epoch) for rule in ("Monte Carlo", "one pass") for epoch in (1, 5, 10, 50, 100)]
+    assert "When is NLL lowest?" in page(store)
 
 
 def test_a_data_set_has_its_own_name_in_tables(store: Store) -> None:
@@ -554,7 +571,7 @@ def test_page_suits_screens_and_readers(store: Store) -> None:
     for tag in re.findall(r"<th[ >][^>]*", shown):
         assert "scope=" in tag
     drawings = re.findall(r'<svg [^>]*class="plot".*?</svg>', shown, re.DOTALL)
-    assert len(drawings) == 10  # convergence 2, keep probabilities 2, reliability 2, pruning 4
+    assert len(drawings) == 12  # convergence 2, likelihood 2, keep probabilities 2, reliability 2, pruning 4
     for drawing in drawings:
         assert "<title" in drawing
         assert "<desc" in drawing

@@ -136,7 +136,9 @@ def test_csv_has_every_digit(store: Store) -> None:
 def test_pictures_of_each_figure_in_three_forms(store: Store) -> None:
     fill_set(store)
     found = forms(store, pictures=True)
-    names = [f"{kind}-cifar10" for kind in ("convergence", "keep-probabilities", "pruning", "reliability")]
+    names = [
+        f"{kind}-cifar10" for kind in ("convergence", "keep-probabilities", "likelihood", "pruning", "reliability")
+    ]
     pictures = {name: content for name, content in found.items() if name.startswith("figures/")}
     assert set(pictures) == {f"figures/{name}.{kind}" for name in names for kind in ("svg", "png", "pdf")}
     for name in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from dropconnectpp.lab.report import paper_values
 from dropconnectpp.lab.report.experiments import Experiment, Selected
 from dropconnectpp.lab.report.further_layout import score_place, score_title
-from dropconnectpp.lab.report.further_tables import RULES
+from dropconnectpp.lab.report.further_tables import NLL_RULES, RULES
 from dropconnectpp.lab.report.number_formats import fixed
 from dropconnectpp.lab.report.rendering import Drawing, Entry, Panel, colour_of, dashes_of
 from dropconnectpp.lab.report.table_rows import Table
@@ -52,6 +53,7 @@ def drawings(selected: Selected, found: Found) -> dict[str, list[Drawing]]:
     """All figures by kind, one of each for each data set that has the numbers."""
     makers = {
         "convergence": convergence,
+        "likelihood": likelihood,
         "keep_probabilities": keep_probabilities,
         "reliability": reliability,
         "pruning": pruning,
@@ -98,10 +100,10 @@ def _places(column: Column) -> dict[int, Experiment]:
     return dict(sorted(found.items()))
 
 
-def _limits(lines: Iterable[_Line]) -> tuple[float, float]:
-    """An axis of percent that holds all bands; those of two or three replicas may reach beyond what is possible."""
-    ends = [min(100.0, max(0.0, end)) for line in lines for end in (*line.low, *line.high)]
-    margin = 0.05 * (max(ends) - min(ends)) or 1.0
+def _limits(lines: Iterable[_Line], most: float = 100.0) -> tuple[float, float]:
+    """An axis that holds all bands; those of two or three replicas may reach beyond what is possible."""
+    ends = [min(most, max(0.0, end)) for line in lines for end in (*line.low, *line.high)]
+    margin = 0.05 * (max(ends) - min(ends)) or 0.01 * min(most, 100.0)
     return min(ends) - margin, max(ends) + margin
 
 
@@ -114,29 +116,50 @@ def _legend(column: Column, places: Iterable[int]) -> tuple[Entry, ...]:
 
 def convergence(column: Column, found: Found, name: str) -> Drawing | None:
     """Figure 1(a): accuracy against epoch, by Eq. (19) and by Monte Carlo."""
+    caption = f"Figure 1(a), {column[0].title}. Accuracy against epoch; bands are 95% intervals of the mean."
+    return _along_epochs(column, found["convergence"], RULES, name, ("Accuracy", "accuracy, %", 2), caption)
+
+
+def likelihood(column: Column, found: Found, name: str) -> Drawing | None:
+    """Negative log-likelihood against epoch, likewise: it rises where a network grows too sure of itself."""
+    caption = f"{column[0].title}. Negative log-likelihood against epoch; where it rises, networks grow too sure."
+    return _along_epochs(column, found["likelihood"], NLL_RULES, name, ("NLL", "NLL, nats", 4), caption)
+
+
+def _along_epochs(
+    column: Column,
+    table: Table,
+    rules: Mapping[str, str],
+    name: str,
+    what: tuple[str, str, int],
+    caption: str,
+) -> Drawing | None:
+    """A panel for each rule of prediction; ``what`` has the measure's name, its axis and its digits."""
+    measure, axis, digits = what
     panels: list[tuple[str, str, dict[int, _Line]]] = []
-    for result, heading in (("accuracy", "One pass, Eq. (19)"), ("mc_accuracy", "Monte Carlo, Eq. (18)")):
-        rows = [row for row in found["convergence"] if row["rule"] == RULES[result]]
+    for result, heading in zip(rules, ("One pass, Eq. (19)", "Monte Carlo, Eq. (18)"), strict=True):
+        rows = [row for row in table if row["rule"] == rules[result]]
         lines = {place: _Line.of(_of(rows, experiment), "epoch") for place, experiment in _places(column).items()}
         lines = {place: line for place, line in lines.items() if line.x}
         if lines:
             panels.append((result, heading, lines))
     if not panels:
         return None
-    limits = _limits(line for _, _, lines in panels for line in lines.values())
+    limits = _limits(
+        (line for *_, lines in panels for line in lines.values()), 100.0 if axis.endswith("%") else math.inf
+    )
     drawn = []
     for result, heading, lines in panels:
 
         def draw(axes: Axes, lines: Mapping[int, _Line] = lines) -> None:
             for place, line in lines.items():
                 line.draw(axes, place)
-            axes.set(xlabel="epoch", ylabel="accuracy, %", ylim=limits)
+            axes.set(xlabel="epoch", ylabel=axis, ylim=limits)
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
 
-        last = "; ".join(f"{_places(column)[p].label} {fixed(line.mean[-1])}" for p, line in lines.items())
+        last = "; ".join(f"{_places(column)[p].label} {fixed(line.mean[-1], digits)}" for p, line in lines.items())
         about = f"At the end: {last}."
-        drawn.append(Panel(f"{name}-{result}", heading, f"Accuracy by epoch. {heading}", about, draw))
-    caption = f"Figure 1(a), {column[0].title}. Accuracy against epoch; bands are 95% intervals of the mean."
+        drawn.append(Panel(f"{name}-{result}", heading, f"{measure} by epoch. {heading}", about, draw))
     if any(experiment.diverged for experiment in column):
         caption += " Diverged replicas are left out."
     places = sorted({place for _, _, lines in panels for place in lines})

@@ -40,6 +40,7 @@ def lay_out(found: dict[str, Table]) -> list[Laid]:
         _shares(found["shares"]),
         _shares_by_replica(found["shares_by_replica"]),
         _calibration(found["calibration"]),
+        _lowest_nll(found["lowest_nll"]),
         _pruning(found["pruning"]),
         _correlation(found["correlation"]),
         _uncertainty(found["uncertainty"]),
@@ -114,6 +115,32 @@ def _calibration(rows: Table) -> Laid:
         notes=(
             "NLL: negative log-likelihood in nats per picture. ECE: expected calibration error, the mean gap between "
             "confidence and correctness. Brier: squared error of the class probabilities.",
+            *trust_notes(rows),
+        ),
+    )
+
+
+def _lowest_nll(rows: Table) -> Laid:
+    def make(row: Row) -> tuple[Cell, ...]:
+        return cells(
+            method(row),
+            count(int(row["epoch"])),
+            number(row["mean"], 4),
+            span(row["interval"], 4),
+            count(int(row["last_epoch"])),
+            number(row["last_mean"], 4),
+            span(row["last_interval"], 4),
+            count(row["n"]),
+        )
+
+    return Laid(
+        name="lowest_nll",
+        caption="When is NLL lowest? Means by one pass, at the epoch where they are lowest and at the last",
+        columns=("Method", "Epoch", "NLL", "95% interval", "Last epoch", "NLL there", "95% interval", "n"),
+        groups=grouped(rows, title, make),
+        notes=(
+            "Which epoch is lowest was seen on the test set: that is no way to stop, but shows how much of a lead in "
+            "NLL is a matter of when training stops.",
             *trust_notes(rows),
         ),
     )

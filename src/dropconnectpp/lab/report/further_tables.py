@@ -16,12 +16,16 @@ from dropconnectpp.lab.store import Row
 SHARES = tuple(paper_values.SHARES)
 RULES = {"accuracy": "one pass", "mc_accuracy": "Monte Carlo"}
 """How a point of Figure 1(a) was predicted, by its name in the results."""
+NLL_RULES = {"nll": "one pass", "mc_nll": "Monte Carlo"}
+"""The same of the negative log-likelihood along the epochs."""
 
 
 def of(experiments: Sequence[Experiment]) -> dict[str, Table]:
     """The tables by name."""
     makers = {
         "convergence": convergence,
+        "likelihood": likelihood,
+        "lowest_nll": lowest_nll,
         "shares": shares,
         "shares_by_replica": shares_by_replica,
         "keep_histogram": keep_histogram,
@@ -40,15 +44,19 @@ def of(experiments: Sequence[Experiment]) -> dict[str, Table]:
 
 def convergence(experiment: Experiment) -> Table:
     """Figure 1(a): accuracy by epoch."""
+    return _by_epoch(experiment, RULES)
+
+
+def _by_epoch(experiment: Experiment, rules: Mapping[str, str]) -> Table:
     by_point: dict[tuple[str, float], list[float]] = defaultdict(list)
     for _, point in experiment.entries("curve"):
         epoch = finite(point.get("epoch"))
-        for name in RULES:
+        for name in rules:
             value = finite(point.get(name))
             if epoch is not None and value is not None:
                 by_point[name, epoch].append(value)
     return [
-        {**who(experiment), "rule": RULES[name], "epoch": epoch, **statistic(values)}
+        {**who(experiment), "rule": rules[name], "epoch": epoch, **statistic(values)}
         for (name, epoch), values in sorted(by_point.items())
     ]
 
@@ -128,6 +136,20 @@ def _numbers(values: object) -> list[float]:
 
 
 # ------------------------------------------------------------------------------------ beyond the paper
+
+
+def likelihood(experiment: Experiment) -> Table:
+    """Negative log-likelihood by epoch."""
+    return _by_epoch(experiment, NLL_RULES)
+
+
+def lowest_nll(experiment: Experiment) -> Table:
+    """The epoch at which the mean of one pass is lowest, beside the last: what longer training costs."""
+    points = [row for row in likelihood(experiment) if row["rule"] == NLL_RULES["nll"]]
+    if len(points) < 2:
+        return []
+    best, last = min(points, key=lambda row: row["mean"]), max(points, key=lambda row: row["epoch"])
+    return [{**best, "last_epoch": last["epoch"], "last_mean": last["mean"], "last_interval": last["interval"]}]
 
 
 def calibration(experiment: Experiment) -> Table:
