@@ -381,21 +381,24 @@ import triton.language as tl
 from dropconnectpp.lab.kernels._triton_layer import polygammas, softplus
 
 @triton.jit
-def kernel(x_ptr, digamma_ptr, trigamma_ptr, softplus_ptr, COUNT: tl.constexpr):
+def kernel(x_ptr, digamma_ptr, trigamma_ptr, softplus_ptr, slope_ptr, COUNT: tl.constexpr):
     places = tl.arange(0, COUNT)
     x = tl.load(x_ptr + places)
     digamma, trigamma = polygammas(tl.exp(x))
     tl.store(digamma_ptr + places, digamma)
     tl.store(trigamma_ptr + places, trigamma)
-    tl.store(softplus_ptr + places, softplus(2.0 * x))
+    value, slope = softplus(2.0 * x)
+    tl.store(softplus_ptr + places, value)
+    tl.store(slope_ptr + places, slope)
 
-x = torch.linspace(-12.0, 12.0, 4096)
-found = torch.full((3, 4096), 77.0)
+x = torch.linspace(-16.0, 16.0, 4096)
+found = torch.full((4, 4096), 77.0)
 kernel[(1,)](x, *found, COUNT=4096)
 y = torch.exp(x).double()
 torch.testing.assert_close(found[0].double(), torch.digamma(y), rtol=1e-6, atol=1e-6)
 torch.testing.assert_close(found[1].double(), torch.polygamma(1, y), rtol=1e-6, atol=0.0)
 torch.testing.assert_close(found[2].double(), torch.nn.functional.softplus(2.0 * x.double()), rtol=1e-6, atol=0.0)
+torch.testing.assert_close(found[3].double(), torch.sigmoid(2.0 * x.double()), rtol=1e-6, atol=0.0)
 print("all well")
 """
 

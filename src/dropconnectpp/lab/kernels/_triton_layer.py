@@ -144,25 +144,33 @@ def product_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def softplus(raw):  # type: ignore[no-untyped-def]
-    """log(1 + e^raw), to full relative precision: log(1 + d) = 2 artanh(d / (2 + d)) by its series."""
+    """log(1 + e^raw), to full relative precision, and its slope: log(1 + d) = 2 artanh(d / (2 + d)) by its series."""
     decay = tl.exp(-tl.abs(raw))
-    t = decay / (2.0 + decay)
+    whole = 1.0 / ((1.0 + decay) * (2.0 + decay))
+    t = decay * (1.0 + decay) * whole
     s = t * t
     series = 1.0 / 11.0 + s * (1.0 / 13.0 + s * (1.0 / 15.0))
     series = 1.0 + s * (1.0 / 3.0 + s * (1.0 / 5.0 + s * (1.0 / 7.0 + s * (1.0 / 9.0 + s * series))))
-    return tl.maximum(raw, 0.0) + 2.0 * t * series
+    slope = tl.where(raw < 0, decay, 1.0) * (2.0 + decay) * whole
+    return tl.maximum(raw, 0.0) + 2.0 * t * series, slope
 
 
 @triton.jit
 def polygammas(x):  # type: ignore[no-untyped-def]
-    """psi(x) and psi'(x) for x > 0: four steps of the recurrence, then the asymptotic series."""
-    r0, r1, r2, r3 = 1.0 / x, 1.0 / (x + 1.0), 1.0 / (x + 2.0), 1.0 / (x + 3.0)
-    r = 1.0 / (x + 4.0)
-    s = r * r
+    """psi(x) and psi'(x) for x > 0, up to ten millions: four steps of the recurrence, then the asymptotic series."""
+    # With outer = x (x + 3) and inner = (x + 1) (x + 2) the recurrence's sums are 2 x + 3 over each, those of squares
+    # have no cancellation either, and one division gives all reciprocals.
+    outer, last = x * (x + 3.0), x + 4.0
+    inner = outer + 2.0
+    product = outer * inner
+    whole = 1.0 / (product * last)
+    r, both = product * whole, last * whole
+    u, v, s = inner * both, outer * both, r * r
     digamma = s * (1.0 / 12.0 - s * (1.0 / 120.0 - s * (1.0 / 252.0 - s * (1.0 / 240.0 - s * (1.0 / 132.0)))))
-    digamma = tl.log(x + 4.0) - 0.5 * r - digamma - ((r3 + r2) + (r1 + r0))
+    digamma = tl.log(last) - 0.5 * r - digamma - (2.0 * x + 3.0) * (u + v)
     trigamma = 1.0 / 6.0 - s * (1.0 / 30.0 - s * (1.0 / 42.0 - s * (1.0 / 30.0 - s * (5.0 / 66.0))))
-    trigamma = r + 0.5 * s + r * s * trigamma + ((r3 * r3 + r2 * r2) + (r1 * r1 + r0 * r0))
+    squares = (2.0 * outer + 9.0) * u * u + (2.0 * outer + 5.0) * v * v
+    trigamma = r + 0.5 * s + r * s * trigamma + squares
     return digamma, trigamma
 
 
@@ -224,7 +232,8 @@ def gate_step(  # type: ignore[no-untyped-def]
         raw_beta = tl.load(beta_ptr + base + places, mask=inside, other=0.0)
         alpha_sum = tl.load(alpha_sum_ptr + base + places, mask=inside, other=1.0)
         beta_sum = tl.load(beta_sum_ptr + base + places, mask=inside, other=1.0)
-        alpha, beta = softplus(raw_alpha), softplus(raw_beta)
+        alpha, slope_alpha = softplus(raw_alpha)
+        beta, slope_beta = softplus(raw_beta)
         psi_alpha, curve_alpha = polygammas(alpha)
         psi_beta, curve_beta = polygammas(beta)
         _, curve_total = polygammas(alpha + beta)
@@ -232,8 +241,8 @@ def gate_step(  # type: ignore[no-untyped-def]
         excess_beta = beta - prior_beta - tl.where(logit < 0, large, small)
         shared = (excess_alpha + excess_beta) * curve_total
         slope = small * large * (logit - (psi_alpha - psi_beta))
-        by_alpha = kl_scale * (excess_alpha * curve_alpha - shared) / (1.0 + tl.exp(-raw_alpha))
-        by_beta = kl_scale * (excess_beta * curve_beta - shared) / (1.0 + tl.exp(-raw_beta))
+        by_alpha = kl_scale * (excess_alpha * curve_alpha - shared) * slope_alpha
+        by_beta = kl_scale * (excess_beta * curve_beta - shared) * slope_beta
         adagrad_step(
             alpha_ptr, alpha_sum_ptr, base, places, inside, raw_alpha, alpha_sum, by_alpha, size, epsilon, INSIDE
         )
