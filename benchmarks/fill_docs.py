@@ -1,8 +1,8 @@
 """Copies recorded tables and single numbers into README and documentation, between marks.
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->`. A number, without its sign, stands between
-`<!-- value: NAME | CELL | CELL | COLUMN | DIGITS -->` and `<!-- end -->`: from that column of the one row with these
-cells.
+`<!-- value: NAME ; CELL ; CELL ; COLUMN ; DIGITS -->` and `<!-- end -->`: from that column of the one row with these
+cells. Such a mark may stand in a table, but not at the start of a line: Markdown takes it for a block there.
 Run `python benchmarks/fill_docs.py` after a new record; a test checks that the pages hold what the records say.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-VALUE = re.compile(r"(<!-- value: ([\w-]+) \| ([^>]*?) \| ([^|>]*?) \| (\d) -->).*?(<!-- end -->)")
+VALUE = re.compile(r"(<!-- value: ([\w-]+) ; ([^>]*?) ; ([^;>]*?) ; (\d) -->).*?(<!-- end -->)")
 
 
 def pages() -> list[Path]:
@@ -33,7 +33,7 @@ def latest(name: str) -> str:
 def filled(page: str) -> str:
     """The page with every marked table and number as its newest record has it."""
     page = MARKED.sub(lambda m: f"{m[1]}\n{latest(m[2])}\n\n{m[3]}", page)
-    return VALUE.sub(lambda m: f"{m[1]}{value(latest(m[2]), m[3].split(' | '), m[4], int(m[5]))}{m[6]}", page)
+    return VALUE.sub(lambda m: f"{m[1]}{value(latest(m[2]), m[3].split(' ; '), m[4], int(m[5]))}{m[6]}", page)
 
 
 def value(table: str, keys: list[str], column: str, digits: int) -> str:

@@ -148,6 +148,7 @@ def test_the_tables_and_numbers_are_those_of_the_records() -> None:
     assert len(marked) >= 3
     for text in texts.values():
         assert text.count("<!-- value:") == len(fill_docs.VALUE.findall(text)), "a mark that is not understood"
+        assert not re.search(r"^\s*<!-- value:", text, re.MULTILINE), "a block of HTML, which breaks the paragraph"
     for page in marked:
         assert page in fill_docs.pages(), f"fill_docs.py does not look at {page}"
         assert fill_docs.filled(page.read_text()) == page.read_text(), f"run python benchmarks/fill_docs.py for {page}"
