@@ -25,8 +25,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Lead links to the records to where they are in the site."""
-    return re.sub(r"\]\(((?:\.\./)*)\.\./records/", r"](\1records/", markdown)
+    """Lead links to the records to where they are in the site; write \\< as this Markdown understands it."""
+    return re.sub(r"\]\(((?:\.\./)*)\.\./records/", r"](\1records/", markdown).replace("\\<", "&lt;")
 
 
 def as_markdown(text: str) -> str:
