@@ -108,6 +108,17 @@ def test_where_nothing_runs_the_reason_is_told() -> None:
         choose(GATES, DEFAULT, Fake(problems=problems))
 
 
+def test_a_group_that_fails_leaves_the_others_what_they_found() -> None:
+    class Lost(Fake):
+        def times(self, several: Sequence[Launch]) -> list[float]:
+            raise RuntimeError("out of memory")
+
+    benches = iter([Fake(ALL, ALL), Lost(ALL), Fake(ALL, ALL)])
+    groups = [replace(GATES, title=title) for title in "abc"]
+    found = tune(DEFAULTS, lambda group: next(benches), groups=groups)
+    assert [(one.after, one.failure) for one in found] == [(LONG, ""), (DEFAULT, "out of memory"), (LONG, "")]
+
+
 def test_no_group_is_begun_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 9.0, 10.0])
     monkeypatch.setattr(tuning.time, "monotonic", lambda: next(clock))
@@ -304,6 +315,30 @@ def test_what_is_found_is_shown_and_kept(dcpp: Dcpp, card: Path) -> None:
     assert "Left out: 1 candidates that do not fit this card, 1 with other numbers than the twin's." in out
     assert out.endswith(f"Written: {card}\n")
     assert launches.read(card, HERE) == replace(DEFAULTS, gates=LONG)
+
+
+def test_every_candidate_is_shown_if_asked_for(dcpp: Dcpp, card: Path) -> None:
+    _, out, _ = dcpp("tune", "--every")
+    shown = [line for line in out.splitlines() if line.startswith("gates; ")]
+    assert shown == [
+        "gates; as before: 100 µs",
+        "gates; block 512: unfit",
+        "gates; block 2048: 80 µs",
+        f"gates; num_warps 8: {WRONG}",
+    ]
+    assert "gates; " not in dcpp("tune")[1]
+
+
+def test_where_no_kernel_can_be_timed_nothing_is_written(
+    dcpp: Dcpp, card: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems = dict.fromkeys(GATES.candidates, "RuntimeError, no kernel image")
+    monkeypatch.setattr(tuning, "Bench", lambda group, **_: Fake(problems=problems))
+    code, out, err = dcpp("tune")
+    assert code == 1
+    assert "gates: no launch works on this card. The one in use fails so: RuntimeError, no kernel image." in out
+    assert "No kernel could be timed, and nothing was written." in err
+    assert not card.exists()
 
 
 def test_a_dry_run_writes_nothing(dcpp: Dcpp, card: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from dropconnectpp.lab.run_commands import DeviceName, duration
 if TYPE_CHECKING:
     import torch
 
+    from dropconnectpp.lab.kernels.launches import Launch
     from dropconnectpp.lab.tuning import Choice
 
 
@@ -29,6 +30,7 @@ def tune(
         str, typer.Option("--time-limit", help="Measure no further after this time: 90s, 2m. What is found, counts.")
     ] = "2m",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and show, and write nothing.")] = False,
+    every: Annotated[bool, typer.Option("--every", help="Show every candidate, with its time or its fault.")] = False,
     forget: Annotated[
         bool, typer.Option("--forget", help="Remove what was found before, and measure nothing.")
     ] = False,
@@ -69,6 +71,15 @@ def tune(
             progress=progress,
         )
     _show(choices, f"{devices.describe(card)}, {replicas} replicas, batch {tuning.BATCH}")
+    for choice in choices if every else ():
+        for launch, found in choice.tried:
+            how = _changes(choice.before, launch) or "as before"
+            print(f"{choice.group.title}; {how}: {found if isinstance(found, str) else f'{found:.4g} µs'}")
+    failures = [choice.failure for choice in choices if choice.failure]
+    for failure in failures:
+        print(failure)
+    if len(failures) == len(choices):
+        raise ProtocolError("No kernel could be timed, and nothing was written.")
     if path is None or dry_run:
         print("Nothing was written.")
         return
@@ -122,7 +133,10 @@ def _show(choices: Sequence[Choice], title: str) -> None:
 
 def _chosen(choice: Choice) -> str:
     if choice.after_us is None:
-        return "not reached"
-    before = vars(choice.before)
-    changes = (f"{name} {value or 'any'}" for name, value in vars(choice.after).items() if value != before[name])
-    return ", ".join(changes) or "as before"
+        return "failed" if choice.failure else "not reached"
+    return _changes(choice.before, choice.after) or "as before"
+
+
+def _changes(before: Launch, after: Launch) -> str:
+    old = vars(before)
+    return ", ".join(f"{name} {value or 'any'}" for name, value in vars(after).items() if value != old[name])
