@@ -40,6 +40,7 @@ RARE = [
     "straight-through, skewed, slab",
 ]
 KINDS = [*COMMON, *RARE]
+THROUGH = [kind for kind in KINDS if "straight-through" in kind]
 SAMPLED = [(kind, 1) for kind in KINDS] + [(kind, 3) for kind in KINDS if kind != "open"]
 """Kinds of gates with how many samples they take."""
 STEP = 12
@@ -124,7 +125,14 @@ class Case:
         )
         if not isinstance(self.gate, LearnedGate) or self.gate.kind != "score":
             return by_x, None
-        return by_x, layer.update_gate_(self.gate, self.replicas, step, self.update, weight)
+        return by_x, layer.update_gate_(self.gate, self.replicas, step, self.update, weight).sum(2)
+
+
+def gate_steps(case: Case) -> None:
+    """Two steps of gates whose gradient by the logit is known; sums of squares are away from zero in the second."""
+    assert isinstance(case.gate, LearnedGate)
+    for _ in range(2):
+        layer.step_gate_(case.gate, 0.5 + torch.sin(case.weight), case.weight, case.update)
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -351,6 +359,31 @@ def check(kind, shape, samples, inside, step):
             assert torch.equal(value[0], found.trained()[name][1]), (*where, name)
 """
 
+GIVEN = f"""{CHECK}
+from test_layer_kernels import THROUGH, gate_steps
+for kind in THROUGH:
+    for shape in ((1, 2, 3, 7), (3, 2, 5, 260)):
+        start = Case(kind, shape)
+        found, wanted, alone = (start.to(torch.float32, rows=rows) for rows in (slice(None), slice(None), slice(0, 1)))
+        guard(found)
+        layer._ready = lambda *_: True
+        with using(SMALL):
+            gate_steps(found)
+            gate_steps(alone)
+        untouched()
+        layer._ready = lambda *_: False
+        gate_steps(wanted)
+        for name, value in wanted.trained().items():
+            if name == "weight":
+                continue
+            squares, twins = getattr(found.update, name), getattr(wanted.update, name)
+            assert torch.allclose(squares.sqrt(), twins.sqrt(), rtol=2e-4, atol=2e-4), (kind, shape, name)
+            away = twins.sqrt() > 1e-2  # as above
+            assert away.any() and torch.allclose(value[away], found.trained()[name][away], rtol=1e-3, atol=1e-4), name
+            assert torch.equal(alone.trained()[name], found.trained()[name][:1]), (kind, shape, name)
+print("all well")
+"""
+
 SMALL_TILES = f"""{CHECK}
 layer.FEW_UNITS = 16
 with using(SMALL):
@@ -442,8 +475,8 @@ def interpret(source: str, folder: Path) -> None:
 @needs_triton
 @pytest.mark.parametrize(
     "source",
-    [SMALL_TILES, CANDIDATES, POLYGAMMAS, SLOPES],
-    ids=["small tiles", "candidates", "polygammas", "slopes"],
+    [SMALL_TILES, CANDIDATES, GIVEN, POLYGAMMAS, SLOPES],
+    ids=["small tiles", "candidates", "given gradients", "polygammas", "slopes"],
 )
 def test_the_interpreted_kernels_are_their_twins(source: str, tmp_path) -> None:
     interpret(source, tmp_path)
@@ -470,7 +503,8 @@ def step_with(case: Case, masks: list[Tensor | None]) -> tuple[Tensor, Tensor | 
     by_x = layer._backward_(case.x, case.by_output, case.weight, case.gate, masks, case.update)
     if not isinstance(case.gate, LearnedGate) or case.gate.coefficient is None:
         return by_x, None
-    return by_x, layer._update_gate_(case.gate, [mask for mask in masks if mask is not None], case.update, weight)
+    given = [mask for mask in masks if mask is not None]
+    return by_x, layer._update_gate_(case.gate, given, case.update, weight).sum(2)
 
 
 @pytest.mark.parametrize(("kind", "samples"), SAMPLED)
@@ -516,6 +550,29 @@ def test_the_layer_on_a_gpu_is_its_twin(kind: str, shape: tuple[int, int, int, i
         found = [output, by_x, *case.trained().values()]
         first = found if first is None else first
         assert all(torch.equal(one, other) for one, other in zip(first, found, strict=True)), "the same every time"
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("shape", [(1, 2, 64, 1), (50, 2, 512, 1), (3, 2, 10, 75), (2, 2, 64, 4096)])
+@pytest.mark.parametrize("kind", THROUGH)
+def test_gates_with_a_given_gradient_on_a_gpu_take_their_twins_steps(
+    kind: str, shape: tuple[int, int, int, int]
+) -> None:
+    start, first = Case(kind, shape).to("cuda"), None
+    wanted = start.to(torch.float64)
+    gate_steps(wanted)
+    for _ in range(3):
+        case = start.to("cuda")
+        gate_steps(case)
+        found = {name: value for name, value in case.trained().items() if name != "weight"}
+        for name, value in found.items():
+            squares = getattr(wanted.update, name)
+            assert distance(getattr(case.update, name), squares) < 1e-3, name
+            away = squares.sqrt() > 1e-2  # a first step is the gradient's sign: nearly free where the gradient vanishes
+            assert distance(value[away], wanted.trained()[name][away]) < 1e-3, name
+        first = found if first is None else first
+        assert all(torch.equal(first[name], value) for name, value in found.items()), "the same every time"
 
 
 @pytest.mark.gpu

@@ -323,14 +323,6 @@ def test_the_fused_step_is_the_plain_one(batch_size: int) -> None:
     assert_fused_is_plain(units, batch_size)
 
 
-def test_every_sample_of_a_fused_step_has_noise_of_its_own() -> None:
-    stack = stack_of(Unit(settings(sparse(num_samples=2)), 3))
-    regulariser, moments = stack.segments[0].regulariser, torch.ones(2, 1, 4, 5, dtype=torch.float64)
-    for draw, sums in enumerate(regulariser.sampled_sums(moments, stack.step)):
-        noise = Stream(5, "local").normal(stack.replicas, stack.step, 20, draw, dtype=torch.float64)
-        torch.testing.assert_close(sums.flatten(1), 1.0 + noise)
-
-
 @pytest.mark.parametrize("method", LOCAL)
 def test_the_kernels_gate_what_acts_as_noise(method: Method) -> None:
     (segment,) = stack_of(Unit(settings(method), 0)).segments

@@ -144,6 +144,24 @@ def check(name: str, units: int) -> None:
     print(f"{len(launches)} launches fit")
 
 
+def check_head(classes: int) -> None:
+    """Compile what follows the layer's products, with ten classes and with a hundred."""
+    from test_head_kernels import STEP, Case
+
+    from dropconnectpp.lab.kernels import _triton_head, head
+
+    for kind in ("open", "score", "local"):
+        case, launches = Case(kind, (REPLICAS, BATCH, 512, classes)), list[Launch]()
+        with (
+            mock.patch.object(head, "compiled", return_value=Recorder(_triton_head, launches)),
+            mock.patch.object(head, "usable", return_value=True),
+        ):
+            case.run(torch.tensor(STEP))
+        needed = [shared_memory(launch, CARDS["Ampere and Ada"]) for launch in launches]
+        assert max(needed) <= LEAST_SHARED, (kind, needed)
+        print(f"{len(needed)} launches fit")
+
+
 def check_candidates() -> None:
     """Compile what tuning tries besides the defaults, with the first of a group's work; there a failure is skipped."""
 
@@ -192,6 +210,12 @@ def test_every_launch_fits_a_small_card(units: int) -> None:
     names = list(gates(torch.zeros(REPLICAS, 1, 1)))
     lines = compiled(f"[cards.check(name, {units}) for name in {names!r}]")
     assert [line.split()[0] for line in lines] == ["2", "2", "3", "3", "2", "2", "2", "2"]
+
+
+@needs_triton
+@pytest.mark.parametrize("classes", [10, 100])
+def test_the_head_fits_a_small_card(classes: int) -> None:
+    assert compiled(f"cards.check_head({classes})") == ["2 launches fit"] * 3
 
 
 @needs_triton

@@ -263,11 +263,9 @@ def test_the_control_keeps_the_size_of_the_reward_and_throws_its_sign(name):
     signs = []
     for step in range(30):
         control = posterior(replace(CASES[name], kl_weight=0.0, reward="random-sign"))
-        for own in (usual, control):
-            own._step = torch.tensor(step)
-        coefficients = numbers(usual.method.num_samples, 2, seed=30 + step)
-        assert usual._signed(coefficients) is coefficients
-        ratio = control._signed(coefficients) / coefficients
+        coefficients, number = numbers(usual.method.num_samples, 2, seed=30 + step), torch.tensor(step)
+        assert usual._signed(coefficients, number) is coefficients
+        ratio = control._signed(coefficients, number) / coefficients
         assert bool((ratio.abs() == 1.0).all())
         signs.append(ratio)
     thrown = torch.stack(signs)  # (30, L, R)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from dropconnectpp import functional, gating, polynomials
-from dropconnectpp.estimators import Concrete, Eq16, Estimator, resolve, update_moments
+from dropconnectpp.estimators import Concrete, Eq16, Estimator, resolve
+from dropconnectpp.lab.kernels.baseline import fold_in_, weigh
 from dropconnectpp.lab.kernels.dense import beside, draw_masks, score_pass
 from dropconnectpp.lab.kernels.layer import Gate, LearnedGate
 from dropconnectpp.lab.kernels.local import LocalGate
@@ -127,30 +128,28 @@ class DropConnectPP(DropConnect):
     # ------------------------------------------------------------------------ the posterior's gradient
 
     @torch.no_grad()
-    def gradients(
-        self, rewards: Tensor, mean_reward: Tensor | None, names: tuple[str, ...] = SYNAPSES
-    ) -> dict[str, Tensor]:
+    def gradients(self, rewards: Tensor, mean_reward: Tensor | None) -> dict[str, Tensor]:
         """KL and, for score estimators, likelihood: rewards (P, R) are mean log-likelihoods per example."""
         samples, coefficients = self.method.num_samples, None
         if self.estimator.scores:
             arms = rewards.view(samples, self.estimator.arms, -1)
             baseline = self.moments if self.estimator.needs_moments else mean_reward
-            coefficients = self._signed(self.estimator.coefficients(arms, baseline)) / samples  # (L, R)
-            if self._in_one_pass and names == SYNAPSES:
+            assert self._step is not None
+            coefficients = self._signed(self.estimator.coefficients(arms, baseline), self._step) / samples  # (L, R)
+            if self._in_one_pass:
                 return self._score_gradients(coefficients[0], arms.mean(1))
-            self._update_moments(arms.mean(1), torch.stack([self._squared_score(masks) for masks in self._masks]))
+            self.fold_in(arms.mean(1), [torch.stack([self._squared_score(masks) for masks in self._masks])])
         found: dict[str, Tensor] = {}
-        for name in names:
+        for name in SYNAPSES:
             found.update(self._posterior_gradient(name, coefficients))
         self._masks = []
         return found
 
-    def _signed(self, coefficients: Tensor) -> Tensor:  # (L, R)
+    def _signed(self, coefficients: Tensor, step: Tensor) -> Tensor:  # (L, R)
         """As they are, or for the control each with a sign that is thrown."""
         if self.method.reward == "likelihood":
             return coefficients
-        assert self._step is not None
-        noise = self._stream("reward").uniform(self.replicas, self._step, len(coefficients))  # (R, L)
+        noise = self._stream("reward").uniform(self.replicas, step, len(coefficients))  # (R, L)
         return torch.where(noise.mT < 0.5, coefficients, -coefficients)
 
     @property
@@ -167,7 +166,7 @@ class DropConnectPP(DropConnect):
             gradient, squared = score_pass(logit, masks[name], coefficient, self.kl_scale)
             found[f"{name}_{self.method.parameterisation}"] = self._by_parameter(gradient, logit)
             squares.append(squared)
-        self._update_moments(rewards, (squares[0] + squares[1]).unsqueeze(0))
+        self.fold_in(rewards, [square[None, :, None] for square in squares])
         return found
 
     def _by_parameter(self, gradient: Tensor, logit: Tensor) -> Tensor:
@@ -210,22 +209,11 @@ class DropConnectPP(DropConnect):
             return functional.disarm_gradient(logit, total)
         return functional.score_gradient(logit, total, beside(coefficients.sum(0), logit))
 
-    def _update_moments(self, rewards: Tensor, squared: Tensor) -> None:  # (L, R), (L, R)
-        if self.moments is None:
-            return
-        total, reward = squared[0], rewards[0]
-        if len(squared) > 1:
-            total = squared.sum(0)
-            reward = (rewards * squared).sum(0) / total.clamp_min(torch.finfo(total.dtype).tiny)
-        decay: float = self.estimator.decay  # type: ignore[attr-defined]
-        # In place: a CUDA graph replays on the same memory.
-        self.moments.copy_(update_moments(self.moments, reward, total / len(rewards), decay))
-
-    def _squared_score(self, masks: dict[str, Tensor]) -> Tensor:
+    def _squared_score(self, masks: dict[str, Tensor]) -> Tensor:  # (R, 2)
         parts = [
             functional.bernoulli_score(masks[name], self.logit(name)).square().flatten(1).sum(1) for name in SYNAPSES
         ]
-        return parts[0] + parts[1]
+        return torch.stack(parts, 1)
 
     def _beta_scores(
         self, name: str, alpha: Tensor, beta: Tensor, coefficients: Tensor | None
@@ -265,35 +253,20 @@ class DropConnectPP(DropConnect):
             **raw,
         )
 
-    def gated_bias(self, bias: Tensor, step: Tensor) -> Tensor:
-        self._step = step
-        if self.estimator.gate == "gaussian":
-            return torch.stack(functional.gaussian_gate_moments(self.logit("bias"), bias))
-        stream, keep = self._stream("mask:bias"), self.keep_probability("bias")
-        draws = range(self.method.num_samples)
-        masks = torch.stack([draw_masks(stream, keep, self.replicas, step, draw) for draw in draws])
-        bias = bias.expand_as(masks)
-        if self.estimator.scores:
-            return gating.masked(bias, masks)
-        return gating.straight_through(bias, self.logit("bias").expand_as(masks), masks, None)
-
-    def sampled_sums(self, sums: Tensor, step: Tensor) -> Tensor:
-        if self.estimator.gate != "gaussian":
-            return sums
-        mean, variance = sums
-        draws = range(self.method.num_samples)
-        return torch.stack([self._gaussian_sums(mean, variance, step, draw) for draw in draws])
-
     @torch.no_grad()
-    def coefficient(self, rewards: Tensor, mean_reward: Tensor | None) -> Tensor | None:
+    def coefficient(self, rewards: Tensor, mean_reward: Tensor | None, step: Tensor) -> Tensor | None:
         if not self.estimator.scores:
             return None
-        baseline = self.moments if self.estimator.needs_moments else mean_reward
-        return self._signed(self.estimator.coefficients(rewards.unsqueeze(1), baseline)) / len(rewards)
+        if self.moments is None:
+            weighed = self.estimator.coefficients(rewards.unsqueeze(1), mean_reward) / len(rewards)
+        else:
+            weighed = weigh(rewards, self.moments)
+        return self._signed(weighed, step)
 
     @torch.no_grad()
-    def fold_in(self, rewards: Tensor, squared: Tensor) -> None:
-        self._update_moments(rewards, squared)
+    def fold_in(self, rewards: Tensor, squared: Sequence[Tensor]) -> None:
+        if self.moments is not None:
+            fold_in_(self.moments, rewards, squared, self.estimator.decay)  # type: ignore[attr-defined]
 
     def kl(self) -> Tensor:
         parts = []

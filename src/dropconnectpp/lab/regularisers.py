@@ -43,6 +43,7 @@ class Regulariser:
         self.parameters: dict[str, Tensor] = {}
         self.moments: Tensor | None = None
         self.rates = self._row([m.rate or 0.0 for m in methods])
+        self.keep = 1.0 - self.rates
         self.kl_scale, self.gate_step = torch.empty_like(self.rates), torch.empty_like(self.rates)
         self.begin_epoch(0)
 
@@ -85,9 +86,7 @@ class Regulariser:
         """The activation under mask number ``draw``, for Monte Carlo prediction; the same for every batch."""
         return self.mean_pass(x, weight, bias)
 
-    def gradients(
-        self, rewards: Tensor, mean_reward: Tensor | None, names: tuple[str, ...] = SYNAPSES
-    ) -> dict[str, Tensor]:
+    def gradients(self, rewards: Tensor, mean_reward: Tensor | None) -> dict[str, Tensor]:
         """Of the loss by `parameters`, besides what backpropagation gives; updates the moments."""
         return {}
 
@@ -101,20 +100,16 @@ class Regulariser:
         """How kernels gate weights or biases; None where they cannot."""
         return OpenGate()
 
-    def gated_bias(self, bias: Tensor, step: Tensor) -> Tensor:
-        """The bias (R, O) under its gates, (L, R, O), or where they act as noise its moments (2, R, O)."""
-        return bias.unsqueeze(0)
+    def unit_gate(self) -> FixedGate | None:
+        """How kernels drop units; None where they do not."""
+        return None
 
-    def sampled_sums(self, sums: Tensor, step: Tensor) -> Tensor:
-        """The layer's sums in each sample, (L, R, B, O): as they are, or drawn from their moments (2, R, B, O)."""
-        return sums
-
-    def coefficient(self, rewards: Tensor, mean_reward: Tensor | None) -> Tensor | None:
+    def coefficient(self, rewards: Tensor, mean_reward: Tensor | None, step: Tensor) -> Tensor | None:
         """What a score estimator weighs each sample's score by, from the step's rewards: both (L, R)."""
         return None
 
-    def fold_in(self, rewards: Tensor, squared: Tensor) -> None:
-        """Rewards and sums of squared scores (L, R) into the moments."""
+    def fold_in(self, rewards: Tensor, squared: Sequence[Tensor]) -> None:
+        """Rewards (L, R) and squared scores, pieces (L, R, any number) to be added up, into the moments."""
 
     def kl(self) -> Tensor:
         """KL of the posterior from the prior in nats, (R,)."""
@@ -135,16 +130,19 @@ class Dropout(Regulariser):
     """Units are dropped; what is kept is scaled up, so that prediction uses the network as it is."""
 
     def activation(self, before: Tensor, step: Tensor, index: int) -> Tensor:
-        hidden, keep = torch.relu(before), (1.0 - self.rates)[:, None, None]
+        hidden, keep = torch.relu(before), self.keep[:, None, None]
         mask = draw_masks(self._stream("dropout"), keep.expand_as(hidden), self.replicas, step, index)
         return hidden * mask / keep
+
+    def unit_gate(self) -> FixedGate | None:
+        return FixedGate(self.keep, self._stream("dropout"))
 
     def sampled_pass(self, x: Tensor, weight: Tensor, bias: Tensor, draw: int) -> Tensor:
         # One mask of units for all examples, as for the others' synapses.
         hidden = torch.relu(linear(x, weight, bias))
-        keep = (1.0 - self.rates)[:, None].expand(-1, hidden.shape[2])
+        keep = self.keep[:, None].expand(-1, hidden.shape[2])
         mask = draw_masks(self._stream("evaluation:dropout"), keep, self.replicas, 0, draw)
-        return hidden * mask[:, None, :] / (1.0 - self.rates)[:, None, None]
+        return hidden * mask[:, None, :] / self.keep[:, None, None]
 
 
 class DropConnect(Regulariser):
@@ -159,8 +157,7 @@ class DropConnect(Regulariser):
         return torch.relu(linear(x, gating.masked(weight, gates[0]), gating.masked(bias, gates[1])))
 
     def gate(self, name: str = "weight") -> Gate | None:
-        keep, samples = 1.0 - self.rates, self.method.num_samples
-        return FixedGate(keep, self._stream(f"mask:{name}"), samples, self._slab_scale)
+        return FixedGate(self.keep, self._stream(f"mask:{name}"), self.method.num_samples, self._slab_scale)
 
     def slab_loss(self, name: str, value: Tensor) -> Tensor | None:
         """sum pi~ W^2 / (2 slab^2 N), with a gradient by the weight and by what pi~ is learned by."""
@@ -176,12 +173,8 @@ class DropConnect(Regulariser):
         """`keep_probability` with its gradient."""
         return self.keep_probability(name)
 
-    def gated_bias(self, bias: Tensor, step: Tensor) -> Tensor:
-        masks = torch.stack([self._mask("mask", "bias", step, draw) for draw in range(self.method.num_samples)])
-        return gating.masked(bias.expand_as(masks), masks)
-
     def mean_pass(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        keep = 1.0 - self.rates
+        keep = self.keep
         mean = linear(x, weight * keep[:, None, None], bias * keep[:, None])
         if self.method.evaluation == "mean":
             return torch.relu(mean)
@@ -194,7 +187,7 @@ class DropConnect(Regulariser):
         return torch.relu(linear(x, weight * gates[0], bias * gates[1]))
 
     def keep_probability(self, name: str = "weight") -> Tensor:
-        keep = (1.0 - self.rates).view(-1, *[1] * len(self.shapes[name]))
+        keep = self.keep.view(-1, *[1] * len(self.shapes[name]))
         return keep.expand(-1, *self.shapes[name])
 
     def _mask(self, purpose: str, name: str, step: Tensor | int, draw: int) -> Tensor:

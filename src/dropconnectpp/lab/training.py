@@ -56,6 +56,8 @@ class Segment:
 
     rows: slice
     regulariser: Regulariser
+    gate_sizes: Tensor
+    """Step sizes of the posterior in this epoch, (R,)."""
 
 
 class Examples:
@@ -107,10 +109,10 @@ class Stack:
         self.shape = Shape(protocol.architecture, channels, side, len(dataset.classes))
         self.replicas = torch.tensor([unit.replica for unit in self.units], device=device)
         self.parameters = start(self.shape, protocol.root_seed, self.replicas, self.dtype)
-        self.segments = self._segments()
         self.step_sizes = torch.tensor(
             [u.protocol.training.step_size for u in self.units], device=device, dtype=self.dtype
         )
+        self.segments = self._segments()
         self.accumulators = {name: torch.zeros_like(value) for name, value in self._trained()}
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.position = torch.zeros_like(self.step)
@@ -147,7 +149,7 @@ class Stack:
                 self.protocol.root_seed,
                 self.dtype,
             )
-            segments.append(Segment(rows, regulariser))
+            segments.append(Segment(rows, regulariser, self.step_sizes[rows] * regulariser.gate_step))
             first = last
         return segments
 
@@ -174,8 +176,10 @@ class Stack:
         return self.loss_sum / sum(self.batches)
 
     def _begin_epoch(self) -> None:
+        """Set what depends on the epoch, in place: a CUDA graph reads the same memory."""
         for segment in self.segments:
             segment.regulariser.begin_epoch(self.epoch)
+            segment.gate_sizes.copy_(self.step_sizes[segment.rows] * segment.regulariser.gate_step)
 
     def shuffle(self) -> None:
         """Draw the order of examples of the epoch that comes."""
@@ -211,7 +215,7 @@ class Stack:
         rewards = fused_step.take(self, images, labels) if self.fused else self._plain_step(images, labels)
         for segment in self.segments:
             segment.regulariser.after_step()
-        self.loss_sum -= rewards * batch  # the last batch may be smaller
+        self.loss_sum.sub_(rewards, alpha=batch)  # the last batch may be smaller
         self.position += batch
         self.step += 1
 
@@ -268,8 +272,7 @@ class Stack:
     def _step_sizes_for(self, name: str) -> Tensor:  # (R,)
         if not name.startswith("segment"):
             return self.step_sizes
-        segment = self.segments[int(name.partition(".")[0].removeprefix("segment"))]
-        return self.step_sizes[segment.rows] * segment.regulariser.gate_step
+        return self.segments[int(name.partition(".")[0].removeprefix("segment"))].gate_sizes
 
     # ------------------------------------------------------------------------------------ prediction
 

@@ -286,7 +286,7 @@ class Step:
             given = backward_(self.x, self.by_sums, self.weight, self.gate, self.replicas, self.number, self.update)
         else:
             assert isinstance(self.gate, LearnedGate)
-            given = update_gate_(self.gate, self.replicas, self.number, self.update)
+            given = update_gate_(self.gate, self.replicas, self.number, self.update).sum(2)
         return [given, self.weight, *_tensors(self.gate).values(), *_tensors(self.update).values()]
 
     def to(self, device: torch.device) -> Step:

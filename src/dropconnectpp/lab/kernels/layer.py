@@ -113,7 +113,8 @@ def _known(gate: LearnedGate) -> bool:
     return gate.alpha is not None or polynomials.prior_polynomial(gate.prior_alpha, gate.prior_beta) is not None
 
 
-def _samples(gate: Gate) -> int:
+def samples_of(gate: Gate) -> int:
+    """Masks of one step, L."""
     return 1 if isinstance(gate, OpenGate) else gate.samples
 
 
@@ -141,7 +142,7 @@ def _draw(gate: Gate, weight: Tensor, replicas: Tensor, step: Tensor | int) -> I
     if isinstance(gate, OpenGate):
         yield None
     else:
-        yield from _masks(gate, _keep(gate).expand_as(weight), replicas, step)
+        yield from _masks(gate, keep_of(gate, weight).expand_as(weight), replicas, step)
 
 
 def _masks(gate: FixedGate | LearnedGate, keep: Tensor, replicas: Tensor, step: Tensor | int) -> Iterator[Tensor]:
@@ -160,7 +161,7 @@ def _product(x: Tensor, weight: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _product_by_kernel(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor | int) -> Tensor:
-    (stack, batch, width), units, samples = x.shape, weight.shape[1], _samples(gate)
+    (stack, batch, width), units, samples = x.shape, weight.shape[1], samples_of(gate)
     chosen = launches.of(x.device)
     launch = chosen.forward_many if units > FEW_UNITS else chosen.forward
     length = whole(-(-width // MOST_SPLITS), launch.split)
@@ -172,7 +173,7 @@ def _product_by_kernel(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, 
         weight,
         gate.logit if isinstance(gate, LearnedGate) else None,
         row(gate.keep) if isinstance(gate, FixedGate) else None,
-        *_address(x, replicas, step),
+        *address(x, replicas, step),
         parts,
         0 if isinstance(gate, OpenGate) else gate.stream.seed,
         stack,
@@ -240,19 +241,20 @@ def _backward_(
         by_gate += product
         by_weight += product if mask is None else product * mask
     if not isinstance(gate, OpenGate) and gate.slab_scale:
-        by_weight += gate.slab_scale * _keep(gate) * weight
+        by_weight += gate.slab_scale * keep_of(gate, weight) * weight
     if isinstance(gate, LearnedGate) and gate.kind == "straight-through":
         step_gate_(gate, functional.straight_through_gradient(gate.logit, weight, by_gate), weight, update)
     adagrad_all_([weight], [by_weight], [update.weight], [update.sizes], update.epsilon, update.inside)
     return by_x.to(x.dtype)
 
 
-def _keep(gate: FixedGate | LearnedGate) -> Tensor:
-    return torch.sigmoid(gate.logit) if isinstance(gate, LearnedGate) else gate.keep[:, None, None]
+def keep_of(gate: FixedGate | LearnedGate, weight: Tensor) -> Tensor:
+    """Its probability of being on, so that it multiplies what it gates, (R, ...)."""
+    return torch.sigmoid(gate.logit) if isinstance(gate, LearnedGate) else beside(gate.keep, weight)
 
 
-def step_gate_(gate: LearnedGate, likelihood: Tensor, weight: Tensor | None, update: Adagrad) -> None:
-    """Adagrad on the logit and a free q(pi): the KL's slopes, the likelihood's gradient by the logit, the slab's."""
+def _step_gate_(gate: LearnedGate, likelihood: Tensor, weight: Tensor | None, update: Adagrad) -> None:
+    """The twin of `step_gate_`, and for gates by the score too."""
     logit, kl_scale = gate.logit, beside(gate.kl_scale, gate.logit)
     found: dict[str, Tensor] = {}
     if gate.alpha is None or gate.beta is None:
@@ -283,7 +285,7 @@ def _backward_by_kernel_(
     (stack, batch, width), units = x.shape, weight.shape[1]
     learned = gate if isinstance(gate, LearnedGate) else None
     # Several samples, and learned gates straight through, with a slab or many units, need more registers.
-    crowded = _samples(gate) > 1 or (
+    crowded = samples_of(gate) > 1 or (
         learned is not None and (learned.kind != "score" or learned.slab_scale > 0 or units > FEW_UNITS)
     )
     chosen = launches.of(x.device)
@@ -306,7 +308,7 @@ def _backward_by_kernel_(
         row(update.sizes),
         row(update.gate_sizes),
         row(learned.kl_scale) if learned else None,
-        *_address(x, replicas, step),
+        *address(x, replicas, step),
         0 if isinstance(gate, OpenGate) else gate.stream.seed,
         0.0 if isinstance(gate, OpenGate) else gate.slab_scale,
         learned.prior_alpha if learned else 1.0,
@@ -327,7 +329,7 @@ def _backward_by_kernel_(
             BATCH=batch,
             UNITS=units,
             WIDTH=width,
-            SAMPLES=_samples(gate),
+            SAMPLES=samples_of(gate),
             **_switches(gate, x),
             BLOCK_B=block_b,
             BLOCK_O=tile(units, launch.block_o),
@@ -344,18 +346,34 @@ def _backward_by_kernel_(
 def update_gate_(
     gate: LearnedGate, replicas: Tensor, step: Tensor | int, update: Adagrad, weight: Tensor | None = None
 ) -> Tensor:
-    """A step on gates of any shape (R, ...) that learn by the score, which needs no product: sum (z - pi~)^2 (L, R).
+    """A step on gates of any shape (R, ...) that learn by the score, which needs no product.
 
-    ``weight`` is what the gates are of, as it was before its own step: a slab needs it.
+    Returned are the squared scores (z - pi~)^2 as partial sums (L, R, any number). ``weight`` is what the gates are of,
+    as it was before its own step: a slab needs it.
     """
     if gate.kind != "score":
         raise ArgumentError("straight through a gate's gradient is the product's: use gated_product_backward_.")
+    if _gate_is_ready(gate, update, weight):
+        return _given(_gate_by_kernel_(gate, replicas, step, update, weight))
+    return _update_gate_(gate, _masks(gate, torch.sigmoid(gate.logit), replicas, step), update, weight)
+
+
+@torch.no_grad()
+def step_gate_(gate: LearnedGate, by_logit: Tensor, weight: Tensor | None, update: Adagrad) -> None:
+    """A step on gates of any shape (R, ...) for which the likelihood's gradient by the logit is known."""
+    if _gate_is_ready(gate, update, weight, by_logit):
+        _gate_by_kernel_(gate, None, None, update, weight, by_logit)
+    else:
+        _step_gate_(gate, by_logit, weight, update)
+
+
+def _gate_is_ready(gate: LearnedGate, update: Adagrad, weight: Tensor | None, by_logit: Tensor | None = None) -> bool:
+    """Whether the kernel can step a gate; raises where something is missing for either way."""
     check_update(gate, update)
     if gate.slab_scale and (weight is None or weight.shape != gate.logit.shape):
         raise ArgumentError(f"a slab needs the weight before the step, of shape {tuple(gate.logit.shape)}.")
-    if _ready(gate.logit, gate.alpha, gate.beta, update.logit, update.alpha, update.beta, weight) and _known(gate):
-        return _gate_by_kernel_(gate, replicas, step, update, weight)
-    return _update_gate_(gate, _masks(gate, torch.sigmoid(gate.logit), replicas, step), update, weight)
+    given = gate.logit, gate.alpha, gate.beta, update.logit, update.alpha, update.beta, weight, by_logit
+    return _ready(*given) and _known(gate)
 
 
 def _update_gate_(gate: LearnedGate, masks: Iterable[Tensor], update: Adagrad, weight: Tensor | None) -> Tensor:
@@ -363,19 +381,30 @@ def _update_gate_(gate: LearnedGate, masks: Iterable[Tensor], update: Adagrad, w
     for coefficient, mask in zip(_given(gate.coefficient), masks, strict=True):
         score = functional.bernoulli_score(mask, gate.logit)
         likelihood -= beside(coefficient, score) * score
-        squared.append(score.square().flatten(1).sum(1))
-    step_gate_(gate, likelihood, weight, update)
+        squared.append(score.square().flatten(1).sum(1, keepdim=True))
+    _step_gate_(gate, likelihood, weight, update)
     return torch.stack(squared)
 
 
 def _gate_by_kernel_(
-    gate: LearnedGate, replicas: Tensor, step: Tensor | int, update: Adagrad, weight: Tensor | None
-) -> Tensor:
+    gate: LearnedGate,
+    replicas: Tensor | None,
+    step: Tensor | int | None,
+    update: Adagrad,
+    weight: Tensor | None,
+    by_logit: Tensor | None = None,
+) -> Tensor | None:
+    """By the score, with partial sums of its squares, or with the gradient by the logit where it is given."""
     stack, count = len(gate.logit), gate.logit[0].numel()
     chosen = launches.of(gate.logit.device)
     launch = chosen.gates if gate.alpha is None else chosen.gates_learned
     programs = -(-count // launch.block)
-    partial = torch.empty((gate.samples, stack, programs), device=gate.logit.device, dtype=torch.float32)
+    partial, where = None, None
+    if by_logit is None:
+        assert replicas is not None
+        assert step is not None
+        partial = torch.empty((gate.samples, stack, programs), device=gate.logit.device, dtype=torch.float32)
+        where = address(gate.logit, replicas, step)
     compiled("layer").gate_kernel[(programs, stack)](
         gate.logit,
         update.logit,
@@ -384,11 +413,12 @@ def _gate_by_kernel_(
         gate.beta,
         update.beta,
         weight if gate.slab_scale else None,
+        by_logit,
         row(gate.coefficient),
         row(update.gate_sizes),
         row(gate.kl_scale),
         partial,
-        *_address(gate.logit, replicas, step),
+        *(where or (None, None)),
         gate.stream.seed,
         gate.slab_scale,
         gate.prior_alpha,
@@ -397,13 +427,14 @@ def _gate_by_kernel_(
         *slope_polynomial(gate),
         count,
         SAMPLES=gate.samples,
+        SCORED=by_logit is None,
         **loss_terms(gate),
         INSIDE=update.inside,
         COMPILED=gate.logit.is_cuda,
         BLOCK=launch.block,
         **launch.options,
     )
-    return partial.sum(2)
+    return partial
 
 
 # -------------------------------------------------------------------------------------------- launches
@@ -429,16 +460,21 @@ def row(values: Tensor | None) -> Tensor | None:
     return None if values is None else values.float().contiguous()
 
 
-def _address(x: Tensor, replicas: Tensor, step: Tensor | int) -> tuple[Tensor, Tensor]:
+def address(x: Tensor, replicas: Tensor, step: Tensor | int) -> tuple[Tensor, Tensor]:
+    """Replicas and step as the kernels read them."""
     where = step if isinstance(step, Tensor) else torch.full((), step, dtype=torch.int64, device=x.device)
     return replicas, where
 
 
+def gate_number(gate: Gate) -> int:
+    """What the kernels call GATE."""
+    if isinstance(gate, LearnedGate):
+        return 2 if gate.kind == "score" else 3
+    return 1 if isinstance(gate, FixedGate) else 0
+
+
 def _switches(gate: Gate, x: Tensor) -> dict[str, Any]:
-    number = 0 if isinstance(gate, OpenGate) else 1 if isinstance(gate, FixedGate) else 2
-    if isinstance(gate, LearnedGate) and gate.kind == "straight-through":
-        number = 3
-    return {"GATE": number, "COMPILED": x.is_cuda}
+    return {"GATE": gate_number(gate), "COMPILED": x.is_cuda}
 
 
 def loss_terms(gate: Gate) -> dict[str, bool]:
