@@ -22,6 +22,8 @@ from dropconnectpp.lab import report
 from dropconnectpp.lab.ownership import Owner
 from dropconnectpp.lab.protocol import Protocol, paper
 from dropconnectpp.lab.report import build, paper_values, rendering, report_tables, text_tables
+from dropconnectpp.lab.report.evidence import evidence
+from dropconnectpp.lab.report.experiments import select
 from dropconnectpp.lab.statistics import SIGNIFICANCE, holm, paired, student, summarise, welch
 from dropconnectpp.lab.store import Store, StoreError
 
@@ -432,7 +434,18 @@ def test_settings_chosen_together_are_shown_beside_the_papers_choice(store: Stor
         note = {"resolved": digest, "step_size": 0.01, "rate": rate}
         trials = {"together_trials": [trial]} if way.endswith("together") else {"rate_trials": [{**trial, "rate": 0.4}]}
         store.write_note(incomplete, way, note | trials)
+    for name, given in (
+        ("command", "dcpp run a"),
+        ("command together", "dcpp run b"),
+        ("timing command", "dcpp run c"),
+    ):
+        store.write_note(incomplete, name, given)
+    store.write_note(incomplete, "timings", {"seconds_per_epoch": 1.5, "replicas": 1})
     assert [row["method"] for row in tables(store)["accuracy"]] == ["Dropout (rate=0.5)", "Dropout (rate=0.8)"]
+    assert [row["method"] for row in tables(store)["time"]] == ["Dropout (rate=0.5)"], "the paper's way was timed"
+    usual, together = (evidence(e, store.notes()) for e in select(store.rows(), store.notes()).experiments)
+    assert usual.commands == ("dcpp run a", "dcpp run c")
+    assert together.commands == ("dcpp run b",)
     shown = page(store)
     assert "Step size 0.01 and rate 0.8, chosen together by the accuracy on held-out training data" in shown
     assert '<th scope="row">0.01, 0.8</th>' in shown

@@ -502,6 +502,12 @@ def test_a_holdout_of_its_own_and_an_open_rate_do_not_go_together(tmp_path):
         select([held_out], make(tmp_path), SETTINGS)
 
 
+def test_the_error_names_what_is_open(tmp_path):
+    held_out = replace(PLAIN, training=replace(PLAIN.training, step_size=None, holdout=10))
+    with pytest.raises(ProtocolError, match=r"choose its step size on examples.*Give the step size, or"):
+        select([held_out], make(tmp_path), TOGETHER)
+
+
 def test_a_note_says_that_every_step_size_diverged(tmp_path):
     runner = make(tmp_path)
     select([PLAIN], runner, replace(SETTINGS, step_sizes=(1e30, 1e31)))

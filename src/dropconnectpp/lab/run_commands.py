@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from dropconnectpp.lab.note_names import COMMAND, COMMAND_TOGETHER, TIMING_COMMAND
 from dropconnectpp.lab.protocol import METHODS, PAPER_METHODS, PRESETS, Method, ProtocolError
 from dropconnectpp.lab.result_commands import Out, make_folder, write_report
 
@@ -137,7 +138,7 @@ def run(
     with _runner(out, device, data_dir, replicas_at_once, time_limit) as runner:
         _check_data(experiment, runner)
         make_folder(out)
-        _remember_command(experiment, runner, "timing command" if what == "table2" else "command")
+        _remember_command(experiment, runner, timing=what == "table2")
         if what == "table2":
             _time(experiment, runner)
         elif not _train(experiment, runner):
@@ -161,7 +162,7 @@ def demo(
     experiment = experiments.demo(repeats, epochs)
     with _runner(out, device, None, None, None) as runner:
         make_folder(out)
-        _remember_command(experiment, runner, "command")
+        _remember_command(experiment, runner)
         if not _train(experiment, runner):
             raise typer.Exit(3)
         _time(experiment, runner, rounds=3, steps=5)
@@ -333,8 +334,9 @@ def _time(experiment: Experiment, runner: Runner, rounds: int = 31, steps: int =
             store.write_note(protocol.digest, "timings", timings)
 
 
-def _remember_command(experiment: Experiment, runner: Runner, name: str) -> None:
+def _remember_command(experiment: Experiment, runner: Runner, *, timing: bool = False) -> None:
     """The page shows what made its numbers, whoever builds it later; timings have a note of their own."""
+    name = TIMING_COMMAND if timing else COMMAND_TOGETHER if experiment.selection.together else COMMAND
     with runner.store() as store:
         for protocol in experiment.protocols:
             store.add(protocol)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dropconnectpp.lab.note_names import PAPERS_WAY, TOGETHER
 from dropconnectpp.lab.protocol import STEP_SIZES, Evaluation, Protocol, ProtocolError
 from dropconnectpp.lab.runner import Runner
 from dropconnectpp.lab.store import Row
@@ -45,7 +46,7 @@ class Selection:
     """Of the training set, on which rates and logit steps are compared."""
     together: bool = False
     """Whether step sizes are compared there too, each with each rate or logit step: dearer, and fair to a rate that
-    needs another step size than the one that starts fastest."""
+    needs another step size than the one that starts fastest. step_epochs and step_replicas are not used then."""
 
     def __post_init__(self) -> None:
         if not self.step_sizes or not all(0.0 < step < math.inf for step in self.step_sizes):
@@ -89,7 +90,7 @@ def select(protocols: Sequence[Protocol], runner: Runner, settings: Selection) -
             }
             if found is not None:
                 evidence |= found.evidence
-            store.write_note(protocol.digest, "selection together" if settings.together else "selection", evidence)
+            store.write_note(protocol.digest, TOGETHER if settings.together else PAPERS_WAY, evidence)
     return complete
 
 
@@ -168,9 +169,10 @@ def _choose_held_out(protocols: dict[str, Protocol], runner: Runner, settings: S
     trials: dict[str, dict[Values, Protocol]] = {}
     for digest, protocol in protocols.items():
         if protocol.training.holdout:
+            missing = " and ".join(name.replace("_", " ") for name, _ in next(iter(_candidates(protocol, settings))))
             raise ProtocolError(
-                "a protocol with a holdout of its own would choose its rate on examples it is evaluated on. "
-                "Give the rate, or leave out the holdout."
+                f"a protocol with a holdout of its own would choose its {missing} on examples it is evaluated on. "
+                f"Give the {missing}, or leave out the holdout."
             )
         holdout = max(1, round(settings.holdout_share * len(runner.dataset(protocol.data).train)))
         epochs = settings.rate_epochs or protocol.training.epochs

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dropconnectpp.lab.report.experiments import Experiment, Notes, selection_notes
+from dropconnectpp.lab.note_names import COMMANDS, TIMING_COMMAND
+from dropconnectpp.lab.report.experiments import Experiment, Notes, resolutions, selection_notes
 from dropconnectpp.lab.report.number_formats import finite, fixed, ranges, setting
 
 
@@ -36,7 +37,7 @@ def anchor(digest: str) -> str:
 
 def commands(notes: Notes) -> tuple[str, ...]:
     """The commands that were noted, each once."""
-    return tuple(sorted({str(value) for (_, name), value in notes.items() if name.endswith("command")}))
+    return tuple(sorted({str(value) for (_, name), value in notes.items() if name in COMMANDS}))
 
 
 def evidence(experiment: Experiment, notes: Notes) -> Evidence:
@@ -60,11 +61,16 @@ def evidence(experiment: Experiment, notes: Notes) -> Evidence:
     choices = {
         place: note for place, note in selection_notes(notes).items() if note.get("resolved") == experiment.digest
     }
-    digests = {experiment.digest, *(digest for digest, _ in choices)}
-    given = commands({place: note for place, note in notes.items() if place[0] in digests})
+    timed, given = resolutions(notes), {}
+    for (digest, name), note in notes.items():
+        went = (digest, COMMANDS.get(name)) in choices
+        if name == TIMING_COMMAND:
+            went = timed.get(digest) == experiment.digest
+        if went or digest == experiment.digest:
+            given[digest, name] = note
     return Evidence(
         anchor=anchor(experiment.digest),
-        commands=given,
+        commands=commands(given),
         title=f"{experiment.label} on {experiment.title}",
         facts=tuple((name, value or "not recorded") for name, value in facts),
         trials=tuple(part for note in choices.values() for part in _trials(note)),

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from dropconnectpp.lab.note_names import WAYS
 from dropconnectpp.lab.protocol import Method, paper
 from dropconnectpp.lab.report import paper_values
 from dropconnectpp.lab.report.number_formats import finite, setting
 from dropconnectpp.lab.store import FINAL, Row, StoredProtocol
 
 Notes = Mapping[tuple[str, str], Any]
-WAYS = ("selection", "selection together")
-"""Notes on how settings were chosen: the paper's way, and step sizes together with rates."""
 OTHER_TITLES = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST"}
 """Of data sets that the paper has not."""
 
@@ -173,6 +172,13 @@ def plain_experiment(protocol: StoredProtocol, rows: Iterable[Row] = ()) -> Expe
 def selection_notes(notes: Notes) -> dict[tuple[str, str], Mapping[str, Any]]:
     """How step sizes and rates were chosen, by the digest of the incomplete protocol and the way of choosing."""
     return {place: note for place, note in notes.items() if place[1] in WAYS and isinstance(note, Mapping)}
+
+
+def resolutions(notes: Notes) -> dict[str, str]:
+    """What protocols with open settings became, by digest: the paper's way where they went both."""
+    found = selection_notes(notes)
+    places = sorted(found, key=lambda place: WAYS.index(place[1]), reverse=True)
+    return {digest: str(found[digest, way].get("resolved")) for digest, way in places}
 
 
 def _as_list(value: object) -> object:

@@ -13,8 +13,8 @@ from dropconnectpp.lab.report.experiments import (
     Notes,
     Selected,
     plain_experiment,
+    resolutions,
     select,
-    selection_notes,
 )
 from dropconnectpp.lab.report.number_formats import finite
 from dropconnectpp.lab.report.table_rows import OURS, Sample, Table, compared, difference, plain, statistic, who
@@ -149,7 +149,7 @@ def _not_tested(a: Experiment, b: Experiment) -> str:
 def _time(experiments: Sequence[Experiment], notes: Notes, protocols: Iterable[StoredProtocol]) -> Table:
     shown = {e.digest: e for e in experiments}
     known = {p.digest: p for p in protocols}
-    resolved = {digest: str(note.get("resolved")) for (digest, _), note in selection_notes(notes).items()}
+    resolved = resolutions(notes)
     table: Table = []
     for (digest, name), value in notes.items():
         final = resolved.get(digest, digest)

@@ -1,0 +1,10 @@
+"""Names of the notes that the store keeps beside protocols: how settings were chosen, and by which commands."""
+
+from __future__ import annotations
+
+PAPERS_WAY, TOGETHER = "selection", "selection together"
+WAYS = (PAPERS_WAY, TOGETHER)
+"""Notes on how settings were chosen: the paper's way, and step sizes together with rates."""
+COMMAND, COMMAND_TOGETHER, TIMING_COMMAND = "command", "command together", "timing command"
+COMMANDS = {COMMAND: PAPERS_WAY, COMMAND_TOGETHER: TOGETHER, TIMING_COMMAND: PAPERS_WAY}
+"""Notes of commands, with the way of choosing they went: a protocol with open settings may have gone both."""
