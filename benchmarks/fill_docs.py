@@ -9,6 +9,7 @@ Run `python benchmarks/fill_docs.py` after a new record; a test checks that the 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +49,12 @@ def value(table: str, keys: list[str], column: str, digits: int) -> str:
             found.append(cells[header.index(column)])
     if len(found) != 1:
         raise LookupError(f"{len(found)} rows have the cells {keys}; one is needed.")
-    return f"{abs(float(found[0].split()[0])):.{digits}f}"
+    number = abs(Decimal(found[0].split()[0]))
+    shown = round(number, digits)
+    if abs(number - shown) == Decimal(5).scaleb(-digits - 1):
+        # The table's number is rounded already, and which way it went decides.
+        raise ValueError(f"{found[0]} in {keys} cannot be rounded to {digits} digits: show one more, or one fewer.")
+    return f"{shown}"
 
 
 if __name__ == "__main__":
