@@ -342,6 +342,20 @@ def test_the_size_of_a_chunk_does_not_matter(stack, results, monkeypatch):
         assert len(said) == -(-23 // size)
 
 
+def test_on_a_card_several_chunks_are_one_block_unless_memory_was_short(stack, results, monkeypatch):
+    monkeypatch.setattr(evaluation, "CHUNK", 5)
+    of_chunk = len(stack.units) * 5 * stack.shape.dense[1] * 8
+    monkeypatch.setattr(evaluation, "_bytes_of_block", lambda device: 3 * of_chunk - 1)
+    for chunk, blocks in ((None, [10, 20, 23]), (7, [7, 14, 21, 23])):
+        monkeypatch.setattr(stack, "chunk", chunk)
+        said: list[int] = []
+        again = evaluation.final(
+            stack, WHAT, foreign=tiny(seed=9, channels=3), progress=lambda _, done, __, said=said: said.append(done)
+        )
+        assert flat(again) == near(flat(results))
+        assert said == blocks
+
+
 def test_a_replica_is_measured_as_it_would_be_alone(stack, results):
     for row in ROWS:
         alone = stack_of(UNITS[row])

@@ -78,7 +78,7 @@ def test_without_regularisation_every_pass_is_the_same_plain_layer():
     expected = slow(x, weight, bias).relu()
     close(plain.train_pass(x, weight, bias, STEP, 0), expected)
     close(plain.mean_pass(x, weight, bias), expected)
-    close(plain.sampled_pass(x, weight, bias, 4), expected)
+    close(plain.sampler(x, weight, bias)(4), expected)
     assert plain.passes == 1
     assert not plain.needs_mean_network
     assert plain.gradients(torch.zeros(1, 2), None) == {}
@@ -106,8 +106,8 @@ def test_a_sampled_network_of_dropout_has_one_mask_of_units_for_all_examples():
     for draw in (0, 9):
         gates = Stream(SEED, "evaluation:dropout").bernoulli(keep.expand(-1, UNITS), REPLICAS, 0, draw).double()
         expected = hidden * gates[:, None] / keep[:, None]
-        close(dropout.sampled_pass(x, weight, bias, draw), expected)
-        some = dropout.sampled_pass(x[:, 2:4], weight, bias, draw)
+        close(dropout.sampler(x, weight, bias)(draw), expected)
+        some = dropout.sampler(x[:, 2:4], weight, bias)(draw)
         close(some, expected[:, 2:4])
 
 
@@ -125,7 +125,7 @@ def test_dropconnect_masks_weights_and_biases():
     connect, (x, weight, bias) = make(Method(kind="dropconnect"), rates=rates), layer()
     for purpose, step, run in (
         ("mask", STEP, lambda: connect.train_pass(x, weight, bias, STEP, 0)),
-        ("evaluation", 0, lambda: connect.sampled_pass(x, weight, bias, 6)),
+        ("evaluation", 0, lambda: connect.sampler(x, weight, bias)(6)),
     ):
         draw = 6 if purpose == "evaluation" else 0
         gates = [mask(purpose, name, connect.keep_probability(name), step, draw) for name in NAMES]
@@ -171,7 +171,7 @@ def test_noise_of_a_replica_does_not_depend_on_the_others(kind):
     alone = make(Method(kind=kind), rates=(0.2,), replicas=REPLICAS[1:])
     for one, other in (
         (both.train_pass(x, weight, bias, STEP, 0), alone.train_pass(x[1:], weight[1:], bias[1:], STEP, 0)),
-        (both.sampled_pass(x, weight, bias, 2), alone.sampled_pass(x[1:], weight[1:], bias[1:], 2)),
+        (both.sampler(x, weight, bias)(2), alone.sampler(x[1:], weight[1:], bias[1:])(2)),
     ):
         close(one[1:], other, 1e-14)
         assert torch.equal(one[1:] == 0, other == 0)
@@ -181,7 +181,7 @@ def test_noise_of_a_replica_does_not_depend_on_the_others(kind):
 def test_noise_changes_with_the_step_and_the_draw(kind):
     own, args = make(Method(kind=kind), rates=(0.5, 0.5)), layer()
     passes = [own.train_pass(*args, torch.tensor(step), 0) for step in range(4)]
-    sampled = [own.sampled_pass(*args, draw) for draw in range(4)]
+    sampled = [own.sampler(*args)(draw) for draw in range(4)]
     for one, other in itertools.combinations([*passes, *sampled], 2):
         assert not torch.equal(one, other)
 
@@ -384,7 +384,7 @@ def test_the_kl_and_its_mean_network_are_the_librarys(hyper, prior):
 def test_a_sampled_network_has_the_masks_of_the_learned_probabilities():
     own, (x, weight, bias) = posterior(Method()), layer()
     gates = [mask("evaluation", name, torch.sigmoid(own.parameters[f"{name}_logit"]), 0, 5) for name in NAMES]
-    close(own.sampled_pass(x, weight, bias, 5), slow(x, weight * gates[0], bias * gates[1]).relu())
+    close(own.sampler(x, weight, bias)(5), slow(x, weight * gates[0], bias * gates[1]).relu())
 
 
 @pytest.mark.parametrize("parameterisation", ["logit", "probability"])

@@ -863,7 +863,7 @@ class TestOnAGpu:
     @pytest.mark.parametrize("tensor_cores", [False, True])
     def test_a_replica_among_many_equals_the_replica_alone_in_float32(self, tensor_cores, monkeypatch):
         if not tensor_cores:
-            monkeypatch.setattr(training, "_fast_products", exact_products)
+            monkeypatch.setattr(training, "fast_products", exact_products)
         units = [Unit(slowed(unit.protocol), unit.replica) for unit in MIXED]
         together = on_gpu(units, "float32")
         for row, unit in enumerate(units):

@@ -6,7 +6,8 @@ Shapes: R replicas, b pictures of a chunk, K classes, O units.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,24 +17,54 @@ from dropconnectpp.lab.device import as_tensor
 from dropconnectpp.lab.network import linear, log_likelihoods
 from dropconnectpp.lab.protocol import Evaluation, ProtocolError
 from dropconnectpp.lab.streams import Stream
-from dropconnectpp.lab.training import Segment, Stack
+from dropconnectpp.lab.training import Segment, Stack, fast_products
 
 CHUNK = 1000
-"""Pictures at a time: few enough for the maps of fifty replicas, enough that masks are not drawn too often."""
+"""Pictures through the convolutions at a time: few enough for the maps of fifty replicas."""
 HISTOGRAM_BINS = 50
 QUANTILES = 101
 FIGURE_1B = (0.35, 0.4, 0.6)
 """The thresholds of "around 50K take values less than 0.35, another 50K greater than 0.6, ... [0.4, 0.6]"."""
 
 Progress = Callable[[str, int, int], None]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def _chunk_of(stack: Stack) -> int:
     return stack.chunk or CHUNK
 
 
-def _chunks(images: Tensor, labels: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    yield from zip(images.split(size), labels.split(size), strict=True)
+def _blocks(stack: Stack, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Which pictures, and their features (R, b, I): of several chunks, so that masks are drawn less often.
+
+    Where memory was short, of one.
+    """
+    size, inputs = _chunk_of(stack), stack.shape.dense[1]
+    bytes_of_chunk = len(stack.units) * size * inputs * torch.finfo(stack.dtype).bits // 8
+    many = 1 if stack.chunk is not None else max(1, _bytes_of_block(stack.device) // bytes_of_chunk)
+    for first in range(0, len(images), many * size):
+        block = images[first : first + many * size]
+        features = torch.empty((len(stack.units), len(block), inputs), device=stack.device, dtype=stack.dtype)
+        for start in range(0, len(block), size):
+            features[:, start : start + size] = stack.features_of(block[start : start + size])
+        yield slice(first, first + len(block)), features
+
+
+def _bytes_of_block(device: torch.device) -> int:
+    """What features may take: a sixteenth of a card. A CPU's memory is others' too, and has nothing to fill."""
+    return 0 if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory // 16
+
+
+def on_tensor_cores(measure: Callable[Concatenate[Stack, P], T]) -> Callable[Concatenate[Stack, P], T]:
+    """With products as in training: without tensor cores the drawn networks of a wide layer would take as long."""
+
+    @wraps(measure)
+    def measured(stack: Stack, /, *args: P.args, **options: P.kwargs) -> T:
+        with fast_products(stack.device, stack.dtype):
+            return measure(stack, *args, **options)
+
+    return measured
 
 
 class _Tally:
@@ -62,12 +93,13 @@ class _Tally:
         return (self.nll / self.count).tolist()
 
 
+@on_tensor_cores
 @torch.no_grad()
 def along_the_way(stack: Stack, settings: Evaluation) -> list[dict[str, Any]]:
     """A point of Figure 1(a) for each replica: accuracy and NLL by Eq. (19) and by Eq. (18)."""
     mean, sampled = _Tally(stack), _Tally(stack)
-    for images, labels in _chunks(stack.examples.test_images, stack.examples.test_labels, _chunk_of(stack)):
-        inputs = stack.features_of(images)
+    for rows, inputs in _blocks(stack, stack.examples.test_images):
+        labels = stack.examples.test_labels[rows]
         for segment in stack.segments:
             mean.add(segment.rows, stack.predict_segment(segment, inputs[segment.rows]), labels)
             if settings.curve_samples:
@@ -91,14 +123,16 @@ def _averages(stack: Stack, segment: Segment, inputs: Tensor, counts: tuple[int,
     weight, bias, *output = stack.segment_parameters(segment)
     found: dict[int, Tensor] = {}
     total: Tensor | None = None
+    sample = segment.regulariser.sampler(inputs, weight, bias)
     for draw in range(max(counts, default=0)):
-        hidden = segment.regulariser.sampled_pass(inputs, weight, bias, draw)
-        total = hidden if total is None else total.add_(hidden)
+        hidden = sample(draw)
+        total = hidden.clone() if total is None else total.add_(hidden)
         if draw + 1 in counts:
             found[draw + 1] = linear(total / (draw + 1), *output)
     return found
 
 
+@on_tensor_cores
 @torch.no_grad()
 def final(
     stack: Stack, settings: Evaluation, foreign: Dataset | None = None, progress: Progress | None = None
@@ -110,8 +144,8 @@ def final(
     mean, calibration = _Tally(stack), _Calibration(stack, settings.bins)
     images, labels = stack.examples.test_images, stack.examples.test_labels
     uncertainty = _Uncertainty(stack)
-    for done, (part, target) in enumerate(_chunks(images, labels, _chunk_of(stack))):
-        inputs = stack.features_of(part)
+    for rows, inputs in _blocks(stack, images):
+        target = labels[rows]
         for segment in stack.segments:
             x = inputs[segment.rows]
             logits = stack.predict_segment(segment, x)
@@ -124,7 +158,7 @@ def final(
         for tally in (mean, *monte_carlo.values(), *pruned.tallies.values()):
             tally.counted(len(target))
         if progress is not None:
-            progress("evaluating", min((done + 1) * _chunk_of(stack), len(labels)), len(labels))
+            progress("evaluating", rows.stop, len(labels))
     results: list[dict[str, Any]] = [
         {
             "accuracy": mean.accuracy()[r],
@@ -200,9 +234,9 @@ class _Uncertainty:
         weight, bias, *output = self.stack.segment_parameters(segment)
         mean: Tensor | float = 0.0
         expected: Tensor | float = 0.0
+        sample = segment.regulariser.sampler(inputs, weight, bias)
         for draw in range(samples):
-            hidden = segment.regulariser.sampled_pass(inputs, weight, bias, draw)
-            logs = linear(hidden, *output).double().log_softmax(-1)
+            logs = linear(sample(draw), *output).double().log_softmax(-1)
             mean = mean + logs.exp() / samples
             expected = expected + _entropy(logs.exp()) / samples
         assert isinstance(mean, Tensor)
@@ -247,8 +281,7 @@ def _foreign(stack: Stack, foreign: Dataset, settings: Evaluation) -> list[dict[
     if images.shape[1] != channels:
         images = images.float().mean(1, keepdim=True).round().to(torch.uint8).expand(-1, channels, -1, -1)
     uncertainty = _Uncertainty(stack)
-    for part in images.split(_chunk_of(stack)):
-        inputs = stack.features_of(part)
+    for _, inputs in _blocks(stack, images):
         for segment in stack.segments:
             uncertainty.add(segment, inputs[segment.rows], settings.predictive_samples)
     return [uncertainty.result(r, labelled=False) or {} for r in range(len(stack.units))]

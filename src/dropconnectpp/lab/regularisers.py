@@ -5,7 +5,7 @@ Shapes: R replicas of one segment of the stack, B batch, I inputs, O units, P pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -82,9 +82,10 @@ class Regulariser:
         """The activation that predicts: Eq. (19) and its like."""
         return torch.relu(linear(x, weight, bias))
 
-    def sampled_pass(self, x: Tensor, weight: Tensor, bias: Tensor, draw: int) -> Tensor:
-        """The activation under mask number ``draw``, for Monte Carlo prediction; the same for every batch."""
-        return self.mean_pass(x, weight, bias)
+    def sampler(self, x: Tensor, weight: Tensor, bias: Tensor) -> Callable[[int], Tensor]:
+        """Activations for Monte Carlo prediction, by the mask's number; masks are the same for every batch."""
+        hidden = self.mean_pass(x, weight, bias)
+        return lambda draw: hidden
 
     def gradients(self, rewards: Tensor, mean_reward: Tensor | None) -> dict[str, Tensor]:
         """Of the loss by `parameters`, besides what backpropagation gives; updates the moments."""
@@ -137,12 +138,16 @@ class Dropout(Regulariser):
     def unit_gate(self) -> FixedGate | None:
         return FixedGate(self.keep, self._stream("dropout"))
 
-    def sampled_pass(self, x: Tensor, weight: Tensor, bias: Tensor, draw: int) -> Tensor:
-        # One mask of units for all examples, as for the others' synapses.
+    def sampler(self, x: Tensor, weight: Tensor, bias: Tensor) -> Callable[[int], Tensor]:
         hidden = torch.relu(linear(x, weight, bias))
         keep = self.keep[:, None].expand(-1, hidden.shape[2])
-        mask = draw_masks(self._stream("evaluation:dropout"), keep, self.replicas, 0, draw)
-        return hidden * mask[:, None, :] / self.keep[:, None, None]
+
+        def sample(draw: int) -> Tensor:
+            # One mask of units for all examples, as for the others' synapses.
+            mask = draw_masks(self._stream("evaluation:dropout"), keep, self.replicas, 0, draw)
+            return hidden * mask[:, None, :] / self.keep[:, None, None]
+
+        return sample
 
 
 class DropConnect(Regulariser):
@@ -182,9 +187,15 @@ class DropConnect(Regulariser):
         variance = linear(x.square(), weight.square() * spread[:, None, None], bias.square() * spread[:, None])
         return expected_activation(nn.ReLU(), mean, torch.sqrt(variance + 1e-12))
 
-    def sampled_pass(self, x: Tensor, weight: Tensor, bias: Tensor, draw: int) -> Tensor:
-        gates = [self._mask("evaluation", name, 0, draw) for name in SYNAPSES]
-        return torch.relu(linear(x, weight * gates[0], bias * gates[1]))
+    def sampler(self, x: Tensor, weight: Tensor, bias: Tensor) -> Callable[[int], Tensor]:
+        keep = [self.keep_probability(name) for name in SYNAPSES]
+        streams = [self._stream(f"evaluation:{name}") for name in SYNAPSES]
+
+        def sample(draw: int) -> Tensor:
+            gates = [draw_masks(s, k, self.replicas, 0, draw) for s, k in zip(streams, keep, strict=True)]
+            return torch.relu(linear(x, weight * gates[0], bias * gates[1]))
+
+        return sample
 
     def keep_probability(self, name: str = "weight") -> Tensor:
         keep = self.keep.view(-1, *[1] * len(self.shapes[name]))

@@ -190,7 +190,7 @@ class Stack:
         """A step on each batch, from the first in order."""
         self.position.zero_()
         self.loss_sum.zero_()
-        with _fast_products(self.device, self.dtype):
+        with fast_products(self.device, self.dtype):
             for done, batch in enumerate(self.batches, 1):
                 self._run_step(batch)
                 if self.on_batch is not None:
@@ -280,7 +280,7 @@ class Stack:
     def features_of(self, images: Tensor) -> Tensor:  # (b, C, H, W) of uint8 -> (R, b, I)
         """What the convolutions of every replica make of the same pictures."""
         x = self.examples.standardise(images, self.dtype).to(self.input_dtype)
-        with _fast_products(self.device, self.dtype):
+        with fast_products(self.device, self.dtype):
             stacked = x.expand(len(self.units), *x.shape)
             return features(stacked, self.parameters, self.shape.architecture).to(self.dtype)
 
@@ -344,7 +344,7 @@ def _check(units: Sequence[Unit]) -> None:
 
 
 @contextmanager
-def _fast_products(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+def fast_products(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """float32 products on tensor cores (TF32) while inside, on a GPU that has them."""
     if device.type != "cuda" or dtype != torch.float32:
         yield
