@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
+import inspect
 import json
 import threading
 import warnings
@@ -17,7 +20,7 @@ import test_other_cards as cards
 import torch
 
 from dropconnectpp.errors import ArgumentError
-from dropconnectpp.lab import runner, tuning
+from dropconnectpp.lab import runner, tuning_candidates
 from dropconnectpp.lab.kernels import launches
 from dropconnectpp.lab.kernels.launches import DEFAULTS, Forward, Launches, Walk
 
@@ -25,7 +28,7 @@ needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
 )
 TILES = {"block_b": 16, "block_o": 16, "block_i": 16, "split": 32, "block": 128}
-HERE = {"card": "Card of the tests", "triton": "9.9"}
+HERE = {"card": "Card of the tests", "triton": "9.9", "kernels": "0123abcd"}
 GPU = torch.device("cuda", 0)
 
 
@@ -42,9 +45,9 @@ OTHER = replace(
 )
 
 
-def other_tiles(*groups: str) -> Iterator[tuple[tuning.Group, Launches]]:
+def other_tiles(*groups: str) -> Iterator[tuple[tuning_candidates.Group, Launches]]:
     """Candidates of groups, by how their names begin, as far as the tiles are not the default's."""
-    for group in tuning.GROUPS:
+    for group in tuning_candidates.GROUPS:
         default, *others = group.candidates
         different = {with_tiles(default, **vars(one) | default.options) for one in others} - {default}
         if group.name.startswith(groups):
@@ -99,7 +102,7 @@ def test_kernels_are_launched_as_on_the_h200(name: str, few: list[Any], many: li
 
 @needs_triton
 def test_every_kernel_is_launched_as_the_launches_in_force_say() -> None:
-    for group in tuning.GROUPS:
+    for group in tuning_candidates.GROUPS:
         for launch in group.candidates:
             with launches.using(replace(DEFAULTS, **{group.name: launch})):
                 for options in (found for work in group.work for _, _, found in cards.launches_of_work(work)):
@@ -195,6 +198,70 @@ def test_a_file_that_was_named_and_is_not_there_is_told(
         assert launches.of(GPU) is DEFAULTS
 
 
+def test_a_variable_that_names_no_path_is_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(launches.VARIABLE, "~nosuchuser/launches.json")
+    with pytest.warns(
+        UserWarning,
+        match=r"^DCPP_LAUNCHES=~nosuchuser/launches\.json: cannot be used.*home directory\. Name another file with",
+    ):
+        assert launches.of(GPU) is DEFAULTS
+
+
+@pytest.mark.parametrize("text", ["my notes", '{"name": "value"}'])
+def test_a_file_that_is_not_ours_is_told_without_advice_to_replace_it(
+    file: Path, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text(text)
+    monkeypatch.setenv(launches.VARIABLE, str(notes))
+    with pytest.warns(UserWarning, match=r"Name another file with DCPP_LAUNCHES\.$") as told:
+        assert launches.of(GPU) is DEFAULTS
+    assert "dcpp tune" not in str(told[0].message)
+
+
+@needs_triton
+def test_a_file_is_for_a_card_a_triton_and_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Card of the tests")
+    found = launches.card(GPU)
+    assert found == {"card": "Card of the tests", "triton": triton.__version__, "kernels": launches.kernels()}
+    assert found.keys() == HERE.keys()
+
+
+@needs_triton
+def test_the_name_of_a_file_does_not_depend_on_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Card of the tests")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(launches.VARIABLE, raising=False)
+    before = launches.file_of(GPU)
+    monkeypatch.setattr(launches, "kernels", lambda: "89abcdef")
+    assert launches.card(GPU)["kernels"] == "89abcdef"
+    assert launches.file_of(GPU) == before
+
+
+@needs_triton
+@pytest.mark.parametrize("module", launches.TUNED)
+def test_the_kernels_have_a_digest_that_moves_with_each_of_their_sources(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, source = launches.kernels(), inspect.getsource
+    assert len(now) == 8
+    edited = importlib.import_module(module)
+    monkeypatch.setattr(inspect, "getsource", lambda of: source(of) + ("\n" if of is edited else ""))
+    assert launches.kernels.__wrapped__() != now
+    monkeypatch.undo()
+    assert launches.kernels.__wrapped__() == now
+
+
+@needs_triton
+def test_all_that_the_tuned_kernels_import_from_this_package_is_in_the_digest() -> None:
+    for name in launches.TUNED:
+        lines = ast.walk(ast.parse(inspect.getsource(importlib.import_module(name))))
+        imported = {line.module or "" for line in lines if isinstance(line, ast.ImportFrom)}
+        assert {one for one in imported if one.startswith("dropconnectpp")} <= set(launches.TUNED)
+
+
 def changed(**values: object) -> str:
     return json.dumps({**HERE, "launches": asdict(OTHER), **values})
 
@@ -215,6 +282,7 @@ DAMAGED = {
     "one key more": (changed(more=1), "no file of launches"),
     "another card": (changed(card="NVIDIA H200"), "made for card 'NVIDIA H200', and here is 'Card of the tests'"),
     "another Triton": (changed(triton="3.0"), "made for triton '3.0', and here is '9.9'"),
+    "other kernels": (changed(kernels="89abcdef"), "it was made for other kernels than these."),
     "no launches": (changed(launches=None), "launches must have forward, forward_many"),
     "a launch too few": (launches_with(lambda all: all.pop("gates")), "launches must have"),
     "a launch too many": (launches_with(lambda all: all.update(more={})), "launches must have"),

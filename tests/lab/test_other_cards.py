@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 import torch
 
-from dropconnectpp.lab import tuning
+from dropconnectpp.lab import tuning, tuning_candidates
 from dropconnectpp.lab.kernels import layer, local
 from dropconnectpp.lab.kernels.launches import DEFAULTS, using
 from dropconnectpp.lab.streams import Stream
@@ -99,7 +99,7 @@ def launches_of_a_step(name: str, units: int) -> list[Launch]:
     return launches
 
 
-def launches_of_work(work: tuning.Work) -> list[Launch]:
+def launches_of_work(work: tuning_candidates.Work) -> list[Launch]:
     step = tuning.make_step(work.kind, work.units, REPLICAS, torch.device("cpu"))
     with recorded() as launches:
         step.run(work.part)
@@ -172,7 +172,7 @@ def check_candidates() -> None:
             print(launch[0].__name__, error, file=sys.stderr)
             return False
 
-    for group in tuning.GROUPS:
+    for group in tuning_candidates.GROUPS:
         launches = []
         for candidate in group.candidates[1:]:
             with using(replace(DEFAULTS, **{group.name: candidate})):
@@ -221,6 +221,6 @@ def test_the_head_fits_a_small_card(classes: int) -> None:
 @needs_triton
 def test_a_small_card_has_candidates_to_choose_from() -> None:
     lines = compiled("cards.check_candidates()")
-    for group, line in zip(tuning.GROUPS, lines, strict=True):
+    for group, line in zip(tuning_candidates.GROUPS, lines, strict=True):
         name, fit, *_ = line.split()
         assert (name, int(fit) > len(group.changes) // 2) == (group.name, True), line

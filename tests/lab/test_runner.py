@@ -6,9 +6,11 @@ import json
 import multiprocessing
 import os
 import random
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -98,6 +100,14 @@ def test_every_unit_becomes_a_finished_row(tmp_path):
     assert row.versions["torch"] == torch.__version__
     assert not list((tmp_path / "checkpoints").glob("*")) if (tmp_path / "checkpoints").exists() else True
     assert diary(runner).groups == [(6, 0)]
+
+
+def test_versions_have_that_of_triton_where_it_is_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="9.9"))
+    assert module.versions()["triton"] == "9.9"
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert module.versions().keys() >= {"python", "torch", "dropconnectpp"}
+    assert "triton" not in module.versions()
 
 
 def test_what_is_finished_is_not_trained_again(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,12 +17,13 @@ import torch
 from test_launches import HERE, OTHER
 from torch import Tensor
 
-from dropconnectpp.lab import cli, tuning
+from dropconnectpp.lab import cli, tuning, tuning_commands
 from dropconnectpp.lab import device as devices
 from dropconnectpp.lab.kernels import compiled, launches, layer, local
 from dropconnectpp.lab.kernels.launches import DEFAULTS, Launch, Walk
 from dropconnectpp.lab.protocol import ProtocolError
-from dropconnectpp.lab.tuning import GROUPS, WRONG, Bench, Choice, Group, Work, choose, tune
+from dropconnectpp.lab.tuning import WRONG, Bench, Choice, choose, tune
+from dropconnectpp.lab.tuning_candidates import GROUPS, Group, Work
 
 CPU = torch.device("cpu")
 GATES = Group("gates", "gates", (Work("gates", "score", 5),), ({"block": 512}, {"block": 2048}, {"num_warps": 8}))
@@ -108,15 +110,38 @@ def test_where_nothing_runs_the_reason_is_told() -> None:
         choose(GATES, DEFAULT, Fake(problems=problems))
 
 
-def test_a_group_that_fails_leaves_the_others_what_they_found() -> None:
-    class Lost(Fake):
-        def times(self, several: Sequence[Launch]) -> list[float]:
-            raise RuntimeError("out of memory")
+class Lost(Fake):
+    """A bench that fails while it measures."""
+
+    error: BaseException = RuntimeError("out of memory")
+
+    def times(self, several: Sequence[Launch]) -> list[float]:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("out of memory"), ValueError("out of memory"), OSError("out of memory")]
+)
+def test_a_group_that_fails_leaves_the_others_what_they_found(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lost, "error", error)
 
     benches = iter([Fake(ALL, ALL), Lost(ALL), Fake(ALL, ALL)])
     groups = [replace(GATES, title=title) for title in "abc"]
     found = tune(DEFAULTS, lambda group: next(benches), groups=groups)
-    assert [(one.after, one.failure) for one in found] == [(LONG, ""), (DEFAULT, "out of memory"), (LONG, "")]
+    failure = f"b: {type(error).__name__}, out of memory"
+    assert [(one.after, one.failure) for one in found] == [(LONG, ""), (DEFAULT, failure), (LONG, "")]
+
+
+def test_an_interrupted_tuning_has_given_what_it_found() -> None:
+    benches = iter([Fake(ALL, ALL), Lost(ALL)])
+    found = tune(DEFAULTS, lambda group: next(benches), groups=[GATES, GATES])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lost, "error", KeyboardInterrupt())
+        assert next(found).after == LONG
+        with pytest.raises(KeyboardInterrupt):
+            next(found)
 
 
 def test_no_group_is_begun_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +162,7 @@ def test_no_group_is_begun_after_the_time_limit(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_was_chosen_is_put_among_the_rest() -> None:
     present = replace(OTHER, gates=DEFAULT)
-    choices = tune(present, lambda group: Fake(ALL, ALL), groups=[GATES])
+    choices = list(tune(present, lambda group: Fake(ALL, ALL), groups=[GATES]))
     assert tuning.chosen(present, choices) == replace(OTHER, gates=LONG)
 
 
@@ -187,8 +212,17 @@ KERNELS = [
 ]
 
 
-def as_kernel(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, spoil: Callable[..., Tensor]) -> None:
-    """In the place of a kernel, what ``spoil`` makes of the twin's result and of the arguments."""
+def as_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    name: str,
+    spoil: Callable[..., Tensor],
+    kl_share: float = 1.0,
+) -> None:
+    """In the place of a kernel, what ``spoil`` makes of the twin's result and of the arguments.
+
+    The twin may get but a share of the KL.
+    """
     public = {"_product_by_kernel": "gated_product", "_gate_by_kernel_": "update_gate_"}
     public |= {"_moments_by_kernel": "gate_moments"}
     default = "gate_moments_backward_" if module is local else "gated_product_backward_"
@@ -199,6 +233,10 @@ def as_kernel(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, spoil: Ca
 
     def kernel(*arguments: Any) -> Tensor:
         running.append(True)
+        if kl_share != 1.0:
+            gates = (one for one in arguments if isinstance(one, layer.LearnedGate))
+            other = {id(gate): replace(gate, kl_scale=kl_share * gate.kl_scale) for gate in gates}
+            arguments = tuple(other.get(id(one), one) for one in arguments)
         try:
             return spoil(twin(*arguments), *arguments)
         finally:
@@ -234,6 +272,30 @@ def test_a_candidate_is_right_if_its_numbers_are_the_twins_to_rounding(
     assert problem_of(fails) == "RuntimeError, out of resource: shared memory"
     if work.part != "forward":
         assert problem_of(late) == WRONG
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "part", "kind"),
+    [
+        (layer, "_backward_by_kernel_", "backward", "straight-through"),
+        (local, "_backward_by_kernel_", "backward", "local"),
+        (local, "_backward_by_kernel_", "backward", "local, learned"),
+        (layer, "_gate_by_kernel_", "gates", "score"),
+        (layer, "_gate_by_kernel_", "gates", "score, learned"),
+    ],
+)
+def test_a_candidate_that_forgets_the_kl_is_wrong(
+    module: Any, name: str, part: Any, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work(part, kind, 16)  # fewer units than are tuned, with all else as there
+    assert replace(work, units=layer.FEW_UNITS) in [one for group in GROUPS for one in group.work]
+    bench = Bench(replace(GATES, work=(work,)), CPU, 2)
+    found = []
+    for share in (1.0, 0.5, 0.0):
+        with monkeypatch.context() as patch:
+            as_kernel(patch, module, name, lambda result, *_: result, share)
+            found.append(bench.problem(DEFAULT))
+    assert found == [None, WRONG, WRONG]
 
 
 @pytest.mark.usefixtures("tiny")
@@ -304,6 +366,13 @@ def test_help_teaches(dcpp: Dcpp) -> None:
     assert code == 0
     for text in ("dcpp tune --dry-run --time-limit 1m", "--device", "--forget", "DCPP_LAUNCHES", "H200"):
         assert text in out
+    assert "Let nothing else run on the card meanwhile" in out
+
+
+def test_no_paragraph_of_the_help_is_broken_where_its_source_is() -> None:
+    text = inspect.getdoc(tuning_commands.tune)
+    assert text is not None
+    assert [paragraph for paragraph in text.split("\n\n") if "\n" in paragraph] == []
 
 
 def test_what_is_found_is_shown_and_kept(dcpp: Dcpp, card: Path) -> None:
@@ -312,7 +381,10 @@ def test_what_is_found_is_shown_and_kept(dcpp: Dcpp, card: Path) -> None:
     assert "Card of the tests, 50 replicas, batch 128" in out
     (line,) = (line for line in out.splitlines() if "gates" in line)
     assert [cell.strip() for cell in line.strip("│").split("│")] == ["gates", "100", "80", "0.8", "block 2048"]
-    assert "Left out: 1 candidates that do not fit this card, 1 with other numbers than the twin's." in out
+    assert (
+        "Left out: 1 candidate that does not fit this card, 1 candidate with other numbers than plain PyTorch's.\n"
+        in out
+    )
     assert out.endswith(f"Written: {card}\n")
     assert launches.read(card, HERE) == replace(DEFAULTS, gates=LONG)
 
@@ -329,6 +401,22 @@ def test_every_candidate_is_shown_if_asked_for(dcpp: Dcpp, card: Path) -> None:
     assert "gates; " not in dcpp("tune")[1]
 
 
+def test_what_is_left_out_is_counted(dcpp: Dcpp, card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = {WIDE: "unfit", SHORT: "unfit"}
+    monkeypatch.setattr(tuning, "Bench", lambda group, **_: Fake(ALL, ALL, problems=problems))
+    assert "Left out: 2 candidates that do not fit this card.\n" in dcpp("tune")[1]
+    monkeypatch.setattr(tuning, "Bench", lambda group, **_: Fake(ALL, ALL))
+    assert "Left out" not in dcpp("tune")[1]
+
+
+def test_a_limit_that_is_lifted_is_told_in_words() -> None:
+    before = DEFAULTS.backward
+    assert tuning_commands._changes(before, replace(before, num_stages=2, maxnreg=None)) == (
+        "num_stages 2, no limit on registers"
+    )
+    assert tuning_commands._changes(replace(before, maxnreg=None), before) == "maxnreg 128"
+
+
 def test_where_no_kernel_can_be_timed_nothing_is_written(
     dcpp: Dcpp, card: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,8 +425,62 @@ def test_where_no_kernel_can_be_timed_nothing_is_written(
     code, out, err = dcpp("tune")
     assert code == 1
     assert "gates: no launch works on this card. The one in use fails so: RuntimeError, no kernel image." in out
-    assert "No kernel could be timed, and nothing was written." in err
+    assert "No kernel could be timed, and nothing was written. See above what failed." in err
     assert not card.exists()
+
+
+@pytest.fixture
+def short_of_time(monkeypatch: pytest.MonkeyPatch, card: Path) -> None:
+    """Three kernels, of which the time suffices for one."""
+    clock = iter([0.0, 0.0, 1e9, 1e9])
+    monkeypatch.setattr(tuning.time, "monotonic", lambda: next(clock))
+    groups = [replace(GATES, name=name) for name in ("gates", "gates_learned", "backward")]
+    monkeypatch.setattr(tuning, "tune", partial(tune, groups=groups))
+
+
+def test_where_no_kernel_is_reached_nothing_is_written(dcpp: Dcpp, card: Path) -> None:
+    code, out, err = dcpp("tune", "--time-limit", "0s")
+    assert (code, "not reached" in out) == (1, True)
+    assert "1 kernel was not reached: use a longer --time-limit.\n" in out
+    assert "No kernel could be timed, and nothing was written. Use a longer --time-limit." in err
+    assert not card.exists()
+
+
+@pytest.mark.usefixtures("short_of_time")
+def test_where_some_fail_and_the_rest_is_not_reached_nothing_is_written(
+    dcpp: Dcpp, card: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "Bench", lambda group, **_: Lost(ALL))
+    code, out, err = dcpp("tune")
+    assert (code, card.exists()) == (1, False)
+    assert "gates: RuntimeError, out of memory\n2 kernels were not reached: use a longer --time-limit.\n" in out
+    assert "No kernel could be timed, and nothing was written. See above what failed." in err
+
+
+@pytest.mark.usefixtures("short_of_time")
+def test_what_was_reached_is_kept_and_the_rest_told(dcpp: Dcpp, card: Path) -> None:
+    launches.write(card, replace(OTHER, gates=DEFAULT), HERE)
+    code, out, _ = dcpp("tune")
+    assert code == 0
+    assert out.endswith(f"2 kernels were not reached: use a longer --time-limit.\nWritten: {card}\n")
+    assert launches.read(card, HERE) == replace(OTHER, gates=LONG)
+
+
+@pytest.mark.parametrize("found", [0, 1])
+def test_ctrl_c_keeps_what_was_found_until_then(
+    found: int, dcpp: Dcpp, card: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    benches = iter([Fake(ALL, ALL)] * found + [Lost(ALL)])
+    monkeypatch.setattr(Lost, "error", KeyboardInterrupt())
+    monkeypatch.setattr(tuning, "Bench", lambda group, **_: next(benches))
+    monkeypatch.setattr(tuning, "tune", partial(tune, groups=[GATES, GATES]))
+    code, out, _ = dcpp("tune")
+    assert (code, card.exists()) == (130, bool(found))
+    if found:
+        assert out.endswith(f"Stopped. What was found until then counts.\nWritten: {card}\n")
+        assert launches.read(card, HERE) == replace(DEFAULTS, gates=LONG)
+    else:
+        assert out == "Stopped before anything was found.\nNothing was written.\n"
 
 
 def test_a_dry_run_writes_nothing(dcpp: Dcpp, card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,17 +498,27 @@ def test_a_second_tuning_starts_from_the_first(dcpp: Dcpp, card: Path) -> None:
 
 def test_what_the_time_did_not_suffice_for_stays(dcpp: Dcpp, card: Path) -> None:
     launches.write(card, OTHER, HERE)
-    code, out, _ = dcpp("tune", "--time-limit", "0s")
-    assert (code, "not reached" in out) == (0, True)
+    assert dcpp("tune", "--time-limit", "0s")[0] == 1
     assert launches.read(card, HERE) == OTHER
 
 
 def test_a_damaged_file_is_told_and_written_anew(dcpp: Dcpp, card: Path) -> None:
     card.parent.mkdir(parents=True)
     card.write_text("{")
-    with pytest.warns(UserWarning, match="cannot be used"):
-        assert dcpp("tune")[0] == 0
+    code, out, _ = dcpp("tune")  # without a warning that dcpp tune would help
+    assert (code, out.startswith(f"{card}: cannot be used, so the defaults are what is to beat: it is not JSON")) == (
+        0,
+        True,
+    )
     assert launches.read(card, HERE).gates == LONG
+
+
+def test_a_file_of_other_kernels_is_replaced(dcpp: Dcpp, card: Path) -> None:
+    launches.write(card, OTHER, {**HERE, "kernels": "89abcdef"})
+    code, out, _ = dcpp("tune")
+    assert (code, "it was made for other kernels than these." in out) == (0, True)
+    assert [path.name for path in card.parent.iterdir()] == [card.name]
+    assert launches.read(card, HERE) == replace(DEFAULTS, gates=LONG)
 
 
 def test_what_was_found_can_be_forgotten(dcpp: Dcpp, card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,26 +526,112 @@ def test_what_was_found_can_be_forgotten(dcpp: Dcpp, card: Path, monkeypatch: py
     launches.write(card, OTHER, HERE)
     assert dcpp("tune", "--forget") == (0, f"Removed: {card}\n", "")
     assert not card.exists()
-    monkeypatch.setenv(launches.VARIABLE, str(card.parent))
+    card.write_text("{")
+    assert dcpp("tune", "--forget") == (0, f"Removed: {card}\n", "")
+    card.mkdir()
     code, _, err = dcpp("tune", "--forget")
-    assert (code, err.startswith(f"Error: {card.parent}: cannot be removed")) == (1, True)
+    assert (code, err.startswith(f"Error: {card}: cannot be removed")) == (1, True)
+
+
+def test_a_dry_run_forgets_nothing(dcpp: Dcpp, card: Path) -> None:
+    launches.write(card, OTHER, HERE)
+    code, out, err = dcpp("tune", "--forget", "--dry-run")
+    assert (code, out) == (1, "")
+    assert err == "Error: --forget removes a file, and --dry-run writes nothing. Use one of the two.\n"
+    assert launches.read(card, HERE) == OTHER
+
+
+@pytest.mark.usefixtures("card")
+@pytest.mark.parametrize("text", ["my notes", "[1, 2]", '{"name": "value"}', "", None])
+@pytest.mark.parametrize("arguments", [(), ("--forget",)])
+def test_a_file_that_is_not_ours_is_left_alone(
+    text: str | None, arguments: tuple[str, ...], dcpp: Dcpp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = tmp_path / "notes.txt"
+    if text is None:
+        notes.mkdir()
+    else:
+        notes.write_text(text)
+    monkeypatch.setenv(launches.VARIABLE, str(notes))
+    monkeypatch.setattr(tuning, "tune", lambda *_, **__: pytest.fail("was measured"))
+    code, out, err = dcpp("tune", *arguments)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"Error: {notes}: is no file of launches, and dcpp tune neither replaces nor removes it.")
+    assert "DCPP_LAUNCHES" in err
+    assert notes.is_dir() if text is None else notes.read_text() == text
+
+
+@pytest.mark.usefixtures("card")
+def test_a_file_of_ours_may_have_any_name(dcpp: Dcpp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tmp_path / "folder" / "mine.json"
+    monkeypatch.setenv(launches.VARIABLE, str(mine))
+    for _ in range(2):
+        code, out, _ = dcpp("tune")
+        assert (code, out.endswith(f"Written: {mine}\n"), "cannot be used" in out) == (0, True, False)
+    mine.write_text('{"launches": "damaged"}')
+    assert dcpp("tune")[0] == 0
+    assert launches.read(mine, HERE).gates == LONG
+    assert dcpp("tune", "--forget") == (0, f"Removed: {mine}\n", "")
+
+
+@pytest.mark.usefixtures("card")
+@pytest.mark.parametrize("arguments", [(), ("--forget",), ("--dry-run",)])
+def test_a_path_that_is_none_is_an_error(
+    arguments: tuple[str, ...], dcpp: Dcpp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(launches.VARIABLE, "~nosuchuser/launches.json")
+    code, _, err = dcpp("tune", *arguments)
+    assert code == 1
+    assert err.startswith("Error: DCPP_LAUNCHES is '~nosuchuser/launches.json', which is no path here (")
+    assert err.endswith("Name a file with DCPP_LAUNCHES.\n")
+
+
+@pytest.mark.usefixtures("card")
+def test_a_user_without_a_home_is_told_to_name_a_file(dcpp: Dcpp, monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    code, _, err = dcpp("tune")
+    assert code == 1
+    assert err.startswith("Error: there is no cache folder (Could not determine home directory.).")
+    assert err.endswith("Name a file with DCPP_LAUNCHES.\n")
 
 
 @pytest.mark.usefixtures("card")
 def test_no_file_is_written_where_none_is_read(dcpp: Dcpp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(launches.VARIABLE, "off")
-    for arguments in ((), ("--forget",), ("--forget", "--dry-run")):
+    for arguments, use in (((), "Unset it, or use --dry-run."), (("--forget",), "Unset it.")):
         code, _, err = dcpp("tune", *arguments)
-        assert (code, err.startswith("Error: DCPP_LAUNCHES is 'off'")) == (1, True)
+        assert (code, err) == (1, f"Error: DCPP_LAUNCHES is 'off': no file is read or written. {use}\n")
 
 
-@pytest.mark.usefixtures("card")
-def test_a_file_that_cannot_be_written_is_an_error(dcpp: Dcpp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_measured(
+    dcpp: Dcpp, card: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "tune", lambda *_, **__: pytest.fail("was measured"))
+    card.mkdir(parents=True)
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(launches.VARIABLE, str(tmp_path / "file" / "launches.json"))
-    with pytest.warns(UserWarning, match="cannot be used"):
-        code, _, err = dcpp("tune")
-    assert (code, "cannot be written" in err, "DCPP_LAUNCHES" in err) == (1, True, True)
+    for named in ("", str(tmp_path / "file" / "launches.json")):
+        monkeypatch.setenv(launches.VARIABLE, named)
+        code, out, err = dcpp("tune")
+        assert (code, out, "cannot be written" in err, "DCPP_LAUNCHES" in err) == (1, "", True, True)
+
+
+def test_a_file_that_cannot_be_written_any_more_is_an_error(
+    dcpp: Dcpp, card: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        assert list(card.parent.iterdir()) == []  # the trial left nothing behind
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(launches, "write", full)
+    code, _, err = dcpp("tune")
+    assert (
+        code,
+        err.endswith(f"{card}: cannot be written (No space left on device). Name another with DCPP_LAUNCHES.\n"),
+    ) == (1, True)
 
 
 def test_a_cpu_has_nothing_to_tune(dcpp: Dcpp) -> None:

@@ -10,6 +10,7 @@ import math
 import platform
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import metadata
@@ -249,6 +250,10 @@ def versions() -> dict[str, str]:
     names = {"python": platform.python_version(), "torch": torch.__version__}
     if torch.version.cuda:
         names["cuda"] = torch.version.cuda
+    with suppress(ImportError):
+        import triton
+
+        names["triton"] = triton.__version__
     try:
         names["dropconnectpp"] = metadata.version("dropconnectpp")
     except metadata.PackageNotFoundError:  # run from a source tree

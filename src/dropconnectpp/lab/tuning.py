@@ -7,11 +7,11 @@ Shapes: R replicas, B batch, I inputs, O units.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +19,15 @@ from torch import Tensor
 from dropconnectpp.lab.data.download import Progress, silent
 from dropconnectpp.lab.fused_step import backward_, forward
 from dropconnectpp.lab.kernels.launches import DEFAULTS, Launch, Launches, using
-from dropconnectpp.lab.kernels.layer import FEW_UNITS, Adagrad, FixedGate, Gate, LearnedGate, update_gate_
+from dropconnectpp.lab.kernels.layer import Adagrad, FixedGate, Gate, LearnedGate, update_gate_
 from dropconnectpp.lab.kernels.local import LocalGate
 from dropconnectpp.lab.protocol import ProtocolError
 from dropconnectpp.lab.streams import Stream
 from dropconnectpp.lab.timing import in_rounds
+from dropconnectpp.lab.tuning_candidates import GROUPS, MANY_UNITS, Group, Kind, Part
 
-MOST_REPLICAS, BATCH, INPUTS, MANY_UNITS = 50, 128, 4096, 512
-"""The laboratory's shapes: most replicas that are timed, and the paper's dense layers."""
+MOST_REPLICAS, BATCH, INPUTS = 50, 128, 4096
+"""The laboratory's shapes: most replicas that are timed, and what the paper's dense layers are given."""
 CHECKED = 2
 """Replicas on which numbers are compared."""
 GAIN = 0.02
@@ -38,153 +39,7 @@ WORKERS = 8
 FARTHEST = {torch.bfloat16: 4e-3, torch.float32: 5e-3}
 """From the twin, in the Frobenius norm: a place of bfloat16, and what a gate does to sums that a CPU's sigmoid, another
 in its last bit, draws otherwise."""
-WRONG = "its numbers are not the twin's"
-
-Part = Literal["forward", "backward", "gates"]
-Kind = Literal["fixed", "score", "score, learned", "straight-through", "local", "local, learned"]
-
-
-@dataclass(frozen=True)
-class Work:
-    """A part of a training step."""
-
-    part: Part
-    kind: Kind
-    units: int
-
-
-@dataclass(frozen=True)
-class Group:
-    """A launch by its name in `Launches`, the work that is timed, and candidates as changes to the default."""
-
-    name: str
-    title: str
-    work: tuple[Work, ...]
-    changes: tuple[dict[str, Any], ...]
-
-    @property
-    def candidates(self) -> list[Launch]:
-        """The default first: what is there may be another."""
-        default: Launch = getattr(DEFAULTS, self.name)
-        return [default, *(replace(default, **change) for change in self.changes)]
-
-
-GROUPS = (
-    Group(
-        "forward",
-        f"forward, up to {FEW_UNITS} units",
-        (Work("forward", "score", FEW_UNITS),),
-        (
-            {"maxnreg": None},
-            {"num_stages": 3},
-            {"block_i": 32, "num_stages": 3},
-            {"block_i": 32, "num_stages": 4, "num_warps": 4, "maxnreg": None},
-            {"num_warps": 4, "maxnreg": None},
-            {"block_b": 64, "num_warps": 4, "num_stages": 3, "maxnreg": None},
-            {"split": 256},
-            {"split": 1024},
-        ),
-    ),
-    Group(
-        "forward_many",
-        "forward, more units",
-        (Work("forward", "score", MANY_UNITS),),
-        (
-            {"num_warps": 8},
-            {"num_stages": 4},
-            {"block_i": 64, "num_stages": 2, "num_warps": 8},
-            {"block_o": 128, "num_warps": 8},
-            {"block_b": 64},
-            {"split": 1024},
-        ),
-    ),
-    Group(
-        "backward",
-        "backward",
-        (Work("backward", "score", FEW_UNITS), Work("backward", "fixed", MANY_UNITS)),
-        (
-            {"maxnreg": None},
-            {"num_stages": 2},
-            {"block_i": 32},
-            {"block_i": 32, "num_warps": 4, "maxnreg": None},
-            {"block_o": 32},
-            {"num_warps": 4, "maxnreg": None},
-        ),
-    ),
-    Group(
-        "backward_crowded",
-        "backward, crowded",
-        (Work("backward", "score", MANY_UNITS), Work("backward", "straight-through", FEW_UNITS)),
-        (
-            {"maxnreg": None},
-            {"num_stages": 2},
-            {"block_i": 64},
-            {"block_i": 16},
-            {"num_warps": 4, "maxnreg": None},
-            {"block_o": 32},
-        ),
-    ),
-    Group(
-        "gates",
-        "gates",
-        (Work("gates", "score", FEW_UNITS), Work("gates", "score", MANY_UNITS)),
-        (
-            {"block": 512},
-            {"block": 512, "num_warps": 2},
-            {"num_warps": 8},
-            {"block": 2048, "num_warps": 8},
-        ),
-    ),
-    Group(
-        "gates_learned",
-        "gates, learned q(pi)",
-        (Work("gates", "score, learned", FEW_UNITS), Work("gates", "score, learned", MANY_UNITS)),
-        (
-            {"block": 256},
-            {"block": 256, "num_warps": 2},
-            {"num_warps": 8},
-            {"block": 1024, "num_warps": 8},
-        ),
-    ),
-    Group(
-        "local_forward",
-        "local: forward",
-        (Work("forward", "local", FEW_UNITS), Work("forward", "local", MANY_UNITS)),
-        (
-            {"maxnreg": None},
-            {"num_stages": 2},
-            {"block_i": 64, "num_stages": 2},
-            {"num_warps": 4, "maxnreg": None},
-            {"block_b": 64, "num_warps": 4, "maxnreg": None},
-            {"split": 1024},
-        ),
-    ),
-    Group(
-        "local_backward",
-        "local: backward",
-        (Work("backward", "local", FEW_UNITS),),
-        (
-            {"maxnreg": None},
-            {"num_stages": 2},
-            {"block_i": 64},
-            {"block_i": 16},
-            {"num_warps": 4, "maxnreg": None},
-            {"block_o": 32},
-        ),
-    ),
-    Group(
-        "local_crowded",
-        "local: backward, crowded",
-        (Work("backward", "local", MANY_UNITS), Work("backward", "local, learned", FEW_UNITS)),
-        (
-            {"maxnreg": None},
-            {"num_stages": 2},
-            {"block_i": 32},
-            {"num_warps": 4, "maxnreg": None},
-            {"block_o": 32},
-        ),
-    ),
-)
+WRONG = "its numbers are not plain PyTorch's"
 
 
 # --------------------------------------------------------------------------------------------- the choice
@@ -216,20 +71,24 @@ def tune(
     groups: Sequence[Group] = GROUPS,
     deadline: float = float("inf"),
     progress: Progress = silent,
-) -> list[Choice]:
-    """The best launch of each group, on benches of theirs; none is begun after the deadline, by `time.monotonic`."""
-    found = []
+) -> Iterator[Choice]:
+    """The best launch of each group, on benches of theirs; none is begun after the deadline, by `time.monotonic`.
+
+    Each is given as soon as it is found: whoever is interrupted has those before.
+    """
     for done, group in enumerate(groups):
         before: Launch = getattr(present, group.name)
         if time.monotonic() >= deadline:
-            found.append(Choice(group, before, before))
+            yield Choice(group, before, before)
             continue
         progress(group.title, done, len(groups))
         try:
-            found.append(choose(group, before, bench_of(group)))
-        except (ProtocolError, RuntimeError) as error:  # what CUDA reports is a RuntimeError
-            found.append(Choice(group, before, before, failure=str(error)))
-    return found
+            found = choose(group, before, bench_of(group))
+        except ProtocolError as error:
+            found = Choice(group, before, before, failure=str(error))
+        except Exception as error:  # as in `Bench.problem`: one kind too few would lose what the others found
+            found = Choice(group, before, before, failure=f"{group.title}: {type(error).__name__}, {error}")
+        yield found
 
 
 def choose(group: Group, before: Launch, bench: Bench) -> Choice:
@@ -308,13 +167,17 @@ def _copies(of: object, device: torch.device) -> dict[str, Any]:
 
 
 def make_step(kind: Kind, units: int, replicas: int, device: torch.device) -> Step:
-    """A layer of random numbers; sums of squares start at one, so that no step is a gradient's sign alone."""
+    """A layer of random numbers; sums of squares start at one, so that no step is a gradient's sign alone.
+
+    The KL weighs as much as it would with one example: with a training's weight a kernel could forget it unnoticed.
+    """
     generator = torch.Generator(device).manual_seed(units)
 
     def normal(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, device=device)
 
     row, weight = torch.full((replicas,), 0.1, device=device), normal(replicas, units, INPUTS)
+    ones = torch.ones_like(row)
     names = () if kind == "fixed" else ("logit", "alpha", "beta") if "learned" in kind else ("logit",)
     learned: dict[str, Any] = {name: normal(*weight.shape) for name in names}
     shared: dict[str, Any] = {"stream": Stream(0, "tuning"), **learned}
@@ -322,11 +185,11 @@ def make_step(kind: Kind, units: int, replicas: int, device: torch.device) -> St
     if kind == "fixed":
         gate = FixedGate(0.5 + row, **shared)
     elif "local" in kind:
-        gate = LocalGate(kl_scale=row, **shared)
+        gate = LocalGate(kl_scale=ones, **shared)
     elif kind == "straight-through":
-        gate = LearnedGate(kl_scale=row, kind=kind, **shared)
+        gate = LearnedGate(kl_scale=ones, kind=kind, **shared)
     else:
-        gate = LearnedGate(kl_scale=row, coefficient=row[None] + 0.9, **shared)
+        gate = LearnedGate(kl_scale=ones, coefficient=ones[None], **shared)
     sums: dict[str, Any] = {name: torch.ones_like(weight) for name in ("weight", *names)}
     samples = 2 if "local" in kind else 1
     return Step(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dropconnectpp.errors import MissingPackageError
+from dropconnectpp.errors import ArgumentError, MissingPackageError
 from dropconnectpp.lab.data_commands import step_display
 from dropconnectpp.lab.protocol import ProtocolError
 from dropconnectpp.lab.run_commands import DeviceName, duration
@@ -20,7 +22,7 @@ from dropconnectpp.lab.run_commands import DeviceName, duration
 if TYPE_CHECKING:
     import torch
 
-    from dropconnectpp.lab.kernels.launches import Launch
+    from dropconnectpp.lab.kernels.launches import Launch, Launches
     from dropconnectpp.lab.tuning import Choice
 
 
@@ -37,11 +39,17 @@ def tune(
 ) -> None:
     """Find out how this GPU runs the dense layer's kernels fastest, and keep it for every later run.
 
-    The kernels come with tiles that were chosen on an H200. Others are tried; one that gives the same numbers to
-    rounding and saves at least 2% is kept, in a file of your cache folder for this card and version of Triton.
-    Nothing is measured at any other time. DCPP_LAUNCHES names another file, or is "off" for the defaults.
+    Let nothing else run on the card meanwhile: it would be timed too.
 
-    A tuned card adds up in another order: tune before an experiment, not in its middle. Examples:
+    Tune before an experiment, not in its middle: a tuned card adds up in another order, which moves last digits.
+
+    The kernels come with tiles that were chosen on an H200. Others are tried, and nothing is measured at other times.
+
+    What gives plain PyTorch's numbers to rounding and saves at least 2% goes into a file of your cache folder.
+
+    It counts for this card, this version of Triton and these kernels. DCPP_LAUNCHES names another file, or is "off".
+
+    Examples:
 
       dcpp tune
 
@@ -53,41 +61,34 @@ def tune(
     from dropconnectpp.lab import tuning
     from dropconnectpp.lab.kernels import launches
 
+    if forget and dry_run:
+        raise ProtocolError("--forget removes a file, and --dry-run writes nothing. Use one of the two.")
     deadline = time.monotonic() + duration(time_limit)
     card = devices.choose(device)
     _check(card)
-    path = launches.file_of(card)
-    if path is None and (forget or not dry_run):
-        raise ProtocolError(f"{launches.VARIABLE} is 'off': no file is read or written. Unset it, or use --dry-run.")
-    if path is not None and forget:
-        print(f"{'Removed' if _remove(path) else 'There is none to remove'}: {path}")
+    path = _file_of(card)
+    kept = None if dry_run else _to_change(path, forget)
+    if kept is not None and forget:
+        print(f"{'Removed' if _remove(kept) else 'There is none to remove'}: {kept}")
         return
-    present, replicas = launches.of(card), tuning.replicas_that_fit(card)
-    with step_display() as progress:
-        choices = tuning.tune(
-            present,
-            partial(tuning.Bench, device=card, replicas=replicas),
-            deadline=deadline,
-            progress=progress,
-        )
-    _show(choices, f"{devices.describe(card)}, {replicas} replicas, batch {tuning.BATCH}")
+    made_for, replicas = launches.card(card), tuning.replicas_that_fit(card)
+    present = _present(path, made_for)
+    choices, stopped = _measured(present, card, replicas, deadline)
+    if choices:
+        _show(choices, f"{devices.describe(card)}, {replicas} replicas, batch {tuning.BATCH}")
     for choice in choices if every else ():
-        for launch, found in choice.tried:
-            how = _changes(choice.before, launch) or "as before"
-            print(f"{choice.group.title}; {how}: {found if isinstance(found, str) else f'{found:.4g} µs'}")
-    failures = [choice.failure for choice in choices if choice.failure]
-    for failure in failures:
-        print(failure)
-    if len(failures) == len(choices):
-        raise ProtocolError("No kernel could be timed, and nothing was written.")
-    if path is None or dry_run:
+        _show_tried(choice)
+    if _tell(choices, stopped) and kept is not None:
+        with _writing(kept):
+            launches.write(kept, tuning.chosen(present, choices), made_for)
+        print(f"Written: {kept}")
+    else:
         print("Nothing was written.")
-        return
-    try:
-        launches.write(path, tuning.chosen(present, choices), launches.card(card))
-    except OSError as error:
-        raise ProtocolError(f"{path}: cannot be written ({error}). Name another with {launches.VARIABLE}.") from error
-    print(f"Written: {path}")
+    if stopped:
+        raise KeyboardInterrupt
+
+
+# ----------------------------------------------------------------------------------------------- the card
 
 
 def _check(card: torch.device) -> None:
@@ -105,6 +106,75 @@ def _check(card: torch.device) -> None:
         )
 
 
+def _measured(present: Launches, card: torch.device, replicas: int, deadline: float) -> tuple[list[Choice], bool]:
+    """What was found, and whether Ctrl-C came before the end: minutes on a card are not thrown away."""
+    from dropconnectpp.lab import tuning
+
+    bench_of, found = partial(tuning.Bench, device=card, replicas=replicas), []
+    with step_display() as progress:
+        try:
+            for choice in tuning.tune(present, bench_of, deadline=deadline, progress=progress):
+                found.append(choice)
+        except KeyboardInterrupt:
+            return found, True
+    return found, False
+
+
+# ----------------------------------------------------------------------------------------------- the file
+
+
+def _file_of(card: torch.device) -> Path | None:
+    from dropconnectpp.lab.kernels import launches
+
+    try:
+        return launches.file_of(card)
+    except RuntimeError as error:
+        named = os.environ.get(launches.VARIABLE)
+        what = f"{launches.VARIABLE} is {named!r}, which is no path here" if named else "there is no cache folder"
+        raise ProtocolError(f"{what} ({error}). Name a file with {launches.VARIABLE}.") from error
+
+
+def _to_change(path: Path | None, forget: bool) -> Path:
+    """The file that will be written or removed, or, before minutes of measuring, an error that says why not."""
+    from dropconnectpp.lab.kernels import launches
+
+    if path is None:
+        use = "Unset it." if forget else "Unset it, or use --dry-run."
+        raise ProtocolError(f"{launches.VARIABLE} is 'off': no file is read or written. {use}")
+    if not launches.is_ours(path):
+        raise ProtocolError(
+            f"{path}: is no file of launches, and dcpp tune neither replaces nor removes it. "
+            f"Name another with {launches.VARIABLE}, or remove it yourself."
+        )
+    if not forget:
+        with _writing(path):
+            launches.try_to_write(path)
+    return path
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    from dropconnectpp.lab.kernels import launches
+
+    try:
+        yield
+    except OSError as error:
+        raise ProtocolError(f"{path}: cannot be written ({error}). Name another with {launches.VARIABLE}.") from error
+
+
+def _present(path: Path | None, made_for: dict[str, str]) -> Launches:
+    """What is to beat. `launches.of` says the same, with a warning that advises what is being done."""
+    from dropconnectpp.lab.kernels import launches
+
+    try:
+        return launches.DEFAULTS if path is None else launches.read(path, made_for)
+    except FileNotFoundError:
+        return launches.DEFAULTS
+    except (OSError, ArgumentError) as error:
+        print(f"{path}: cannot be used, so the defaults are what is to beat: {error}")
+        return launches.DEFAULTS
+
+
 def _remove(path: Path) -> bool:
     """Whether there was such a file."""
     try:
@@ -114,6 +184,9 @@ def _remove(path: Path) -> bool:
     except OSError as error:
         raise ProtocolError(f"{path}: cannot be removed ({error.strerror}).") from error
     return True
+
+
+# ------------------------------------------------------------------------------------------ what is shown
 
 
 def _show(choices: Sequence[Choice], title: str) -> None:
@@ -127,8 +200,39 @@ def _show(choices: Sequence[Choice], title: str) -> None:
         table.add_row(choice.group.title, *figures, _chosen(choice))
     Console().print(table)
     unfit, wrong = sum(choice.unfit for choice in choices), sum(choice.wrong for choice in choices)
-    if unfit or wrong:
-        print(f"Left out: {unfit} candidates that do not fit this card, {wrong} with other numbers than the twin's.")
+    left_out = []
+    if unfit:
+        left_out.append(f"{_count(unfit, 'candidate')} that {'does' if unfit == 1 else 'do'} not fit this card")
+    if wrong:
+        left_out.append(f"{_count(wrong, 'candidate')} with other numbers than plain PyTorch's")
+    if left_out:
+        print(f"Left out: {', '.join(left_out)}.")
+
+
+def _show_tried(choice: Choice) -> None:
+    for launch, found in choice.tried:
+        how = _changes(choice.before, launch) or "as before"
+        print(f"{choice.group.title}; {how}: {found if isinstance(found, str) else f'{found:.4g} µs'}")
+
+
+def _tell(choices: Sequence[Choice], stopped: bool) -> bool:
+    """Say what was not timed; whether anything was, or an error where nothing was, and Ctrl-C is not the reason."""
+    timed = [choice for choice in choices if choice.after_us is not None]
+    failures = [choice.failure for choice in choices if choice.failure]
+    for failure in failures:
+        print(failure)
+    if missed := len(choices) - len(timed) - len(failures):
+        print(f"{_count(missed, 'kernel')} {'was' if missed == 1 else 'were'} not reached: use a longer --time-limit.")
+    if stopped:
+        print("Stopped. What was found until then counts." if timed else "Stopped before anything was found.")
+    elif not timed:
+        reason = "See above what failed." if failures else "Use a longer --time-limit."
+        raise ProtocolError(f"No kernel could be timed, and nothing was written. {reason}")
+    return bool(timed)
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
 def _chosen(choice: Choice) -> str:
@@ -139,4 +243,5 @@ def _chosen(choice: Choice) -> str:
 
 def _changes(before: Launch, after: Launch) -> str:
     old = vars(before)
-    return ", ".join(f"{name} {value or 'any'}" for name, value in vars(after).items() if value != old[name])
+    changed = {name: value for name, value in vars(after).items() if value != old[name]}
+    return ", ".join("no limit on registers" if value is None else f"{name} {value}" for name, value in changed.items())

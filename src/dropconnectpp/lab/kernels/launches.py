@@ -1,13 +1,16 @@
 """How the dense layer's kernels are launched on a card: tiles, warps, stages, registers.
 
 The defaults were chosen on an H200. `dcpp tune` measures others and leaves them in a file of the card and of Triton's
-version, which is read once a process. Nothing is ever measured in a training, and nothing here depends on R: sums have
-one order in every stack.
+version, which is read once a process and counts as long as the kernels are what they were. Nothing is ever measured in
+a training, and nothing here depends on R: sums have one order in every stack.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import importlib
+import inspect
 import json
 import os
 import re
@@ -29,6 +32,8 @@ from dropconnectpp.lab.plain_values import canonical
 
 VARIABLE = "DCPP_LAUNCHES"
 """Names another file, or is "off" for the defaults."""
+TUNED = tuple(f"dropconnectpp.{name}" for name in ("lab.kernels._triton_layer", "lab.kernels._triton_local", "_triton"))
+"""Where the sources are of the kernels that are tuned; Triton compiles what they call into them."""
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
 LIMITS = {
     "block": (16, 65536),
@@ -139,8 +144,11 @@ def using(launches: Launches) -> Iterator[None]:
 def evidence(device: torch.device) -> dict[str, str]:
     """What a result made on the device has to say of its launches: nothing where they are the defaults."""
     found = of(device)
-    digest = hashlib.sha256(canonical(asdict(found)).encode()).hexdigest()[:8]
-    return {} if found == DEFAULTS else {"launches": f"tuned, {digest}"}
+    return {} if found == DEFAULTS else {"launches": f"tuned, {_digest(canonical(asdict(found)))}"}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 # ---------------------------------------------------------------------------------------------- the file
@@ -150,11 +158,21 @@ def card(device: torch.device) -> dict[str, str]:
     """What a file is made for."""
     import triton
 
-    return {"card": torch.cuda.get_device_name(device), "triton": triton.__version__}
+    return {"card": torch.cuda.get_device_name(device), "triton": triton.__version__, "kernels": kernels()}
+
+
+@cache
+def kernels() -> str:
+    """A digest of the kernels that are tuned: after a change of theirs other launches may be the fastest."""
+    modules = [importlib.import_module(name) for name in TUNED]
+    return _digest("".join(inspect.getsource(module) for module in modules))
 
 
 def file_of(device: torch.device) -> Path | None:
-    """Where a card's launches are kept, there or not; None where `DCPP_LAUNCHES` is "off"."""
+    """Where a card's launches are kept, there or not; None where `DCPP_LAUNCHES` is "off".
+
+    Raises RuntimeError where that is in the home of a user who has none.
+    """
     if named := os.environ.get(VARIABLE):
         return None if named == "off" else Path(named).expanduser()
     name = re.sub(r"[^\w.]+", "-", "{card} triton {triton}".format_map(card(device)))
@@ -163,13 +181,41 @@ def file_of(device: torch.device) -> Path | None:
 
 def write(path: Path, launches: Launches, made_for: dict[str, str]) -> None:
     """Keep launches; whoever reads meanwhile finds the file before."""
+    with _part_of(path) as part:
+        part.write_text(json.dumps({**made_for, "launches": asdict(launches)}, indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
+
+
+def try_to_write(path: Path) -> None:
+    """Raise now what `write` would, and leave the file as it is."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    with _part_of(path) as part:
+        part.touch()
+
+
+@contextmanager
+def _part_of(path: Path) -> Iterator[Path]:
+    """A file beside the one that it becomes, in a folder that is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_text(json.dumps({**made_for, "launches": asdict(launches)}, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        yield part
     finally:
         part.unlink(missing_ok=True)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether `dcpp tune` may replace or remove it: what `DCPP_LAUNCHES` names may be any file of the user's."""
+    if not os.environ.get(VARIABLE):
+        return True
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and "launches" in found
 
 
 def read(path: Path, made_for: dict[str, str]) -> Launches:
@@ -182,7 +228,8 @@ def read(path: Path, made_for: dict[str, str]) -> Launches:
         raise ArgumentError("it is no file of launches.")
     for name, here in made_for.items():
         if found[name] != here:
-            raise ArgumentError(f"it was made for {name} {found[name]!r}, and here is {here!r}.")
+            kind = "other kernels than these" if name == "kernels" else f"{name} {found[name]!r}, and here is {here!r}"
+            raise ArgumentError(f"it was made for {kind}.")
     launches: Launches = _like(DEFAULTS, found["launches"], "launches")
     return launches
 
@@ -198,20 +245,24 @@ def _like(example: Any, values: Any, where: str) -> Any:
 
 @cache
 def _of_card(index: int) -> Launches:
-    device = torch.device("cuda", index)
+    device, named = torch.device("cuda", index), os.environ.get(VARIABLE)
     try:
         path = file_of(device) if compiled("layer") is not None else None
-    except RuntimeError:  # a user without a home has no file in it
+    except RuntimeError as error:  # a user without a home has no file in it
+        if named:
+            _warn(f"{VARIABLE}={named}", str(error), f"Name another file with {VARIABLE}.")
         path = None
     if path is None:
         return DEFAULTS
     try:
         return read(path, card(device))
     except (OSError, ArgumentError) as error:
-        if not isinstance(error, FileNotFoundError) or os.environ.get(VARIABLE):
-            warnings.warn(
-                f"{path}: cannot be used, so kernels are launched as by default: {error} "
-                "`dcpp tune` writes it anew, and `dcpp tune --forget` removes it.",
-                stacklevel=2,
-            )
+        if named or not isinstance(error, FileNotFoundError):
+            ours = "`dcpp tune` writes it anew, and `dcpp tune --forget` removes it."
+            _warn(str(path), str(error), ours if is_ours(path) else f"Name another file with {VARIABLE}.")
         return DEFAULTS
+
+
+def _warn(what: str, error: str, next_step: str) -> None:
+    text = f"{what}: cannot be used, so kernels are launched as by default: {error.rstrip('.')}. {next_step}"
+    warnings.warn(text, stacklevel=3)
