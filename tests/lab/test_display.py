@@ -209,6 +209,15 @@ def test_a_long_epoch_is_heard_of_within(log, clock):
     assert text()[1:] == ["  epoch 3/10, 50% done", "  evaluating 1,000/10,000"]
 
 
+def test_the_end_of_an_epoch_belongs_to_it(log, clock):
+    lines, text = log
+    lines.group("svhn: Dropout", 1, 1, 0)
+    for turn, done in enumerate((0.0, 1.0), 1):
+        clock.now = turn * module.LINE_EVERY_S
+        lines.within(done)
+    assert text() == ["svhn: Dropout: 1 replica, 1 epoch", "  epoch 1/1, 0% done", "  epoch 1/1, 100% done"]
+
+
 def test_a_bar_moves_within_an_epoch(terminal):
     bars, _ = terminal
     bars.group("cifar10: Dropout", 8, 10, 2)

@@ -29,7 +29,7 @@ class Lines(Display):
         self._title, self._epochs, self._first, self._since = title, epochs, done, time.monotonic()
         self._last = self._since
         resumed = f", going on after epoch {done}" if done else ""
-        self.note(f"{title}: {_count(replicas)}, {epochs} epochs{resumed}")
+        self.note(f"{title}: {_count(replicas, 'replica')}, {_count(epochs, 'epoch')}{resumed}")
 
     def epoch(self, done: int, loss: float, accuracy: float | None) -> None:
         now = time.monotonic()
@@ -40,7 +40,8 @@ class Lines(Display):
         self.note(f"  epoch {done}/{self._epochs}, {_figures(loss, accuracy)}, {left:.0f} s left")
 
     def within(self, done: float) -> None:
-        self._now_and_then(f"  epoch {int(done) + 1}/{self._epochs}, {done % 1:.0%} done")
+        epoch = math.ceil(done) or 1
+        self._now_and_then(f"  epoch {epoch}/{self._epochs}, {done - epoch + 1:.0%} done")
 
     def evaluating(self, what: str, done: int, total: int) -> None:
         self._now_and_then(f"  {what} {done:,}/{total:,}")
@@ -69,7 +70,7 @@ class Bars(Display):
     def group(self, title: str, replicas: int, epochs: int, done: int) -> None:
         self.progress.remove_task(self._task)
         self._accuracy = None
-        description = f"{title}, {_count(replicas)}"
+        description = f"{title}, {_count(replicas, 'replica')}"
         self._task = self.progress.add_task(description, total=epochs, completed=done, figures="")
 
     def within(self, done: float) -> None:
@@ -94,8 +95,8 @@ def _print(console: Console, text: str) -> None:
     console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def _count(replicas: int) -> str:
-    return "1 replica" if replicas == 1 else f"{replicas} replicas"
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
 def _figures(loss: float, accuracy: float | None) -> str:
