@@ -29,7 +29,7 @@ class Lines(Display):
         self._title, self._epochs, self._first, self._since = title, epochs, done, time.monotonic()
         self._last = self._since
         resumed = f", going on after epoch {done}" if done else ""
-        self.note(f"{title}: {_count(replicas, 'replica')}, {_count(epochs, 'epoch')}{resumed}")
+        self.note(f"{title}: {counted(replicas, 'replica')}, {counted(epochs, 'epoch')}{resumed}")
 
     def epoch(self, done: int, loss: float, accuracy: float | None) -> None:
         now = time.monotonic()
@@ -70,7 +70,7 @@ class Bars(Display):
     def group(self, title: str, replicas: int, epochs: int, done: int) -> None:
         self.progress.remove_task(self._task)
         self._accuracy = None
-        description = f"{title}, {_count(replicas, 'replica')}"
+        description = f"{title}, {counted(replicas, 'replica')}"
         self._task = self.progress.add_task(description, total=epochs, completed=done, figures="")
 
     def within(self, done: float) -> None:
@@ -95,7 +95,8 @@ def _print(console: Console, text: str) -> None:
     console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def _count(number: int, name: str) -> str:
+def counted(number: int, name: str) -> str:
+    """Such as "1 replica" and "2 replicas"."""
     return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 

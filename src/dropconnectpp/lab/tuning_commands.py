@@ -16,6 +16,7 @@ from rich.table import Table
 
 from dropconnectpp.errors import ArgumentError, MissingPackageError
 from dropconnectpp.lab.data_commands import step_display
+from dropconnectpp.lab.display import counted
 from dropconnectpp.lab.protocol import ProtocolError
 from dropconnectpp.lab.run_commands import DeviceName, duration
 
@@ -202,9 +203,9 @@ def _show(choices: Sequence[Choice], title: str) -> None:
     unfit, wrong = sum(choice.unfit for choice in choices), sum(choice.wrong for choice in choices)
     left_out = []
     if unfit:
-        left_out.append(f"{_count(unfit, 'candidate')} that {'does' if unfit == 1 else 'do'} not fit this card")
+        left_out.append(f"{counted(unfit, 'candidate')} that {'does' if unfit == 1 else 'do'} not fit this card")
     if wrong:
-        left_out.append(f"{_count(wrong, 'candidate')} with other numbers than plain PyTorch's")
+        left_out.append(f"{counted(wrong, 'candidate')} with other numbers than plain PyTorch's")
     if left_out:
         print(f"Left out: {', '.join(left_out)}.")
 
@@ -222,17 +223,13 @@ def _tell(choices: Sequence[Choice], stopped: bool) -> bool:
     for failure in failures:
         print(failure)
     if missed := len(choices) - len(timed) - len(failures):
-        print(f"{_count(missed, 'kernel')} {'was' if missed == 1 else 'were'} not reached: use a longer --time-limit.")
+        print(f"{counted(missed, 'kernel')} {'was' if missed == 1 else 'were'} not reached: use a longer --time-limit.")
     if stopped:
         print("Stopped. What was found until then counts." if timed else "Stopped before anything was found.")
     elif not timed:
         reason = "See above what failed." if failures else "Use a longer --time-limit."
         raise ProtocolError(f"No kernel could be timed, and nothing was written. {reason}")
     return bool(timed)
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
 def _chosen(choice: Choice) -> str:
