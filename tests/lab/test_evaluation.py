@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -354,6 +356,28 @@ def test_on_a_card_several_chunks_are_one_block_unless_memory_was_short(stack, r
         )
         assert flat(again) == near(flat(results))
         assert said == blocks
+
+
+def test_products_are_those_of_training(stack, monkeypatch):
+    inside = []
+
+    @contextmanager
+    def noted(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+        inside.append(True)
+        yield
+        inside.append(False)
+
+    monkeypatch.setattr(evaluation, "fast_products", noted)
+    real = Stack.predict_segment
+
+    def predict(own: Stack, *arguments: Any) -> torch.Tensor:
+        assert inside[-1], "every product is"
+        return real(own, *arguments)
+
+    monkeypatch.setattr(Stack, "predict_segment", predict)
+    evaluation.final(stack, WHAT)
+    evaluation.along_the_way(stack, WHAT)
+    assert inside == [True, False] * 2
 
 
 def test_a_replica_is_measured_as_it_would_be_alone(stack, results):

@@ -49,6 +49,7 @@ class Case:
 
         rates, slab = torch.linspace(0.3, 0.7, stack, dtype=dtype), 0.2 if "slab" in kind else 0.0
         logit, kl_scale = normal(stack, units), torch.ones(stack, dtype=dtype)
+        logit[0, 0], logit[-1, -1] = -12.0, 12.0  # nearly closed, nearly open: 1 - pi~ must keep its digits
         gate: Gate = OpenGate()
         if "fixed" in kind:
             gate = FixedGate(rates, MASKS, samples, slab)
@@ -215,7 +216,11 @@ def check(kind, samples, shape):
         assert found[name].dtype == (torch.bfloat16 if name == "by_sums" else torch.float32), name
         # What goes back to the sums has bfloat16's eight bits; the interpreter rounds to them towards zero.
         rounding = 1e-2 if name == "by_sums" else 1e-4
-        assert torch.allclose(found[name].float(), value, rtol=rounding, atol=2e-6), (kind, samples, shape, name)
+        slope = 1.0
+        if name == "by_logit":  # however small it makes the gradient
+            slope = torch.sigmoid(case.head.gate.logit) * torch.sigmoid(-case.head.gate.logit)
+        near = torch.allclose(found[name].float() / slope, value / slope, rtol=rounding, atol=2e-6)
+        assert near, (kind, samples, shape, name)
     if shape[0] > 1:
         alone = run(case.to(rows=slice(1, 2)), True)
         rooms.clear()
@@ -251,7 +256,7 @@ def widened(case: Case) -> Case:
         found = []
         for c in (case, wide):
             gate = c.head.gate
-            if isinstance(gate, FixedGate | LearnedGate):
+            if isinstance(gate, FixedGate | LearnedGate) and not isinstance(gate, LocalGate):
                 found.append(
                     draw_masks(MASKS, keep_of(gate, c.head.bias).expand_as(c.head.bias), c.replicas, STEP, one)
                 )
@@ -278,10 +283,25 @@ def test_the_head_on_a_gpu_is_its_twin(kind: str, samples: int, shape: tuple[int
     for _ in range(3):
         found = tensors(start.run(torch.tensor(STEP, device="cuda")))
         assert found.keys() == wanted.keys()
+        # Noise of float32 may throw a sum to the other side of zero, which moves the sums over the batch.
+        rounding = 5e-3 if "local" in kind else 1e-4
         for name, value in wanted.items():
-            assert distance(found[name], value) < (4e-3 if name == "by_sums" else 1e-4), name
+            assert distance(found[name], value) < (5e-3 if name == "by_sums" else rounding), name
         first = found if first is None else first
         assert all(torch.equal(first[name], value) for name, value in found.items()), "the same every time"
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("shape", [(3, 128, 64, 10), (3, 128, 512, 100)])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_network_that_diverged_shows_on_a_gpu(value: float, shape: tuple[int, int, int, int]) -> None:
+    for where in ("sums", "output_bias"):
+        case = Case("open", shape)
+        (case.sums[0, 1, 5] if where == "sums" else case.head.output_bias[1])[2] = value
+        found = case.to("cuda").run()
+        assert found.rewards[0].isfinite().tolist() == [True, False, True], where
+        assert found.by_weight.isfinite().flatten(1).all(1).tolist() == [True, False, True], where
 
 
 @pytest.mark.gpu

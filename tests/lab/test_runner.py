@@ -309,7 +309,7 @@ def test_an_evaluation_that_does_not_fit_takes_fewer_pictures_and_loses_nothing(
     assert not runner.run(units(1)).left
     assert diary(runner).epochs == [1, 2, 3, 4]
     assert diary(runner).notes == [
-        f"Evaluating {size} pictures at a time: more do not fit the device's memory." for size in (500, 250)
+        f"Evaluating {size} pictures at a time: more do not fit the device's memory." for size in (1000, 500, 250)
     ]
     assert table(tmp_path / "small") == table(tmp_path / "whole")
 

@@ -795,6 +795,8 @@ COVERED = [
     Method(hyper="optimal", alpha=2.0, beta=0.7),
     Method(estimator="straight-through", hyper="optimal", alpha=2.0, beta=0.7, kl_weight=30.0, logit_step=10.0),
     Method(num_samples=2, slab=0.1),
+    Method(reward="random-sign", logit_step=30.0),
+    Method(reward="random-sign", num_samples=2, baseline="leave-one-out", hyper="optimal"),
     Method(num_samples=2, slab=0.1, estimator="straight-through", hyper="optimal", alpha=2.0, beta=0.7),
 ]
 
@@ -993,7 +995,7 @@ class TestOnAGpu:
         for one, other in zip(cpu.segments, cuda.segments, strict=True):
             for name in ("weight", "bias"):
                 if one.regulariser.method.kind.startswith("dropconnect"):
-                    masks = [s.regulariser._mask("mask", name, 11, 1) for s in (one, other)]
+                    masks = [s.regulariser._mask(name, 11, 1) for s in (one, other)]
                     assert torch.equal(masks[0], masks[1].cpu())
         for stack in (cpu, cuda):
             stack.train_epoch()

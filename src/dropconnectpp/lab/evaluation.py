@@ -43,12 +43,19 @@ def _blocks(stack: Stack, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
     size, inputs = _chunk_of(stack), stack.shape.dense[1]
     bytes_of_chunk = len(stack.units) * size * inputs * torch.finfo(stack.dtype).bits // 8
     many = 1 if stack.chunk is not None else max(1, _bytes_of_block(stack.device) // bytes_of_chunk)
-    for first in range(0, len(images), many * size):
-        block = images[first : first + many * size]
-        features = torch.empty((len(stack.units), len(block), inputs), device=stack.device, dtype=stack.dtype)
+    if many == 1:
+        for first in range(0, len(images), size):
+            rows = slice(first, min(first + size, len(images)))
+            yield rows, stack.features_of(images[rows])
+        return
+    most = min(many * size, len(images))
+    features = torch.empty((len(stack.units), most, inputs), device=stack.device, dtype=stack.dtype)  # for every block
+    for first in range(0, len(images), most):
+        block = images[first : first + most]
         for start in range(0, len(block), size):
-            features[:, start : start + size] = stack.features_of(block[start : start + size])
-        yield slice(first, first + len(block)), features
+            part = block[start : start + size]
+            features[:, start : start + len(part)] = stack.features_of(part)
+        yield slice(first, first + len(block)), features[:, : len(block)]
 
 
 def _bytes_of_block(device: torch.device) -> int:
@@ -159,6 +166,7 @@ def final(
             tally.counted(len(target))
         if progress is not None:
             progress("evaluating", rows.stop, len(labels))
+    del inputs, x  # the foreign pictures' take their place
     results: list[dict[str, Any]] = [
         {
             "accuracy": mean.accuracy()[r],

@@ -8,7 +8,7 @@ Shapes: L samples, R replicas, B batch, I inputs, O units.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from dropconnectpp.lab.kernels.layer import (
     update_gate_,
 )
 from dropconnectpp.lab.kernels.local import LocalGate, gate_moments, gate_moments_backward_
+from dropconnectpp.lab.learned_gates import DropConnectPP
 from dropconnectpp.lab.network import log_likelihoods
 from dropconnectpp.lab.regularisers import SYNAPSES
 
@@ -93,7 +94,7 @@ def _segment_step(
     return rewards, by_input, named
 
 
-def by_score(gate: Gate) -> bool:
+def by_score(gate: Gate) -> TypeGuard[LearnedGate]:
     """Whether a gate learns by the score, in a pass of its own."""
     return isinstance(gate, LearnedGate) and gate.kind == "score"
 
@@ -116,7 +117,7 @@ def backward_(
 
 def _kept(gate: Gate, weight: Tensor) -> Tensor | None:
     """The weight as it is before its step, where gates that step after it have a slab."""
-    return weight.clone() if isinstance(gate, LearnedGate) and by_score(gate) and gate.slab_scale else None
+    return weight.clone() if by_score(gate) and gate.slab_scale else None
 
 
 def _learn_by_score(
@@ -130,6 +131,7 @@ def _learn_by_score(
     """A step of the gates of weights and biases, and of the moments; ``before`` is what they gate, as it was before its
     own step."""
     regulariser, squared = segment.regulariser, []
+    assert isinstance(regulariser, DropConnectPP)
     coefficient = regulariser.coefficient(rewards, mean_reward, stack.step)
     for name in SYNAPSES:
         gate = regulariser.gate(name)

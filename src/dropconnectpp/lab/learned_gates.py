@@ -17,7 +17,7 @@ from dropconnectpp.estimators import Concrete, Eq16, Estimator, resolve
 from dropconnectpp.lab.kernels.baseline import fold_in_, weigh
 from dropconnectpp.lab.kernels.dense import beside, draw_masks, score_pass
 from dropconnectpp.lab.kernels.layer import Gate, LearnedGate
-from dropconnectpp.lab.kernels.local import LocalGate
+from dropconnectpp.lab.kernels.local import MARGIN, LocalGate
 from dropconnectpp.lab.kernels.noise import draw_gamma, draw_normal, draw_uniform
 from dropconnectpp.lab.network import linear
 from dropconnectpp.lab.protocol import Method
@@ -113,14 +113,9 @@ class DropConnectPP(DropConnect):
             functional.gaussian_gate_moments(self.logit("bias"), bias),
             strict=True,
         )
-        sums = self._gaussian_sums(linear(x, *means), linear(x.square(), *variances), step, index)
-        return torch.relu(sums)
-
-    def _gaussian_sums(self, mean: Tensor, variance: Tensor, step: Tensor, index: int) -> Tensor:
-        """The layer's sums (R, B, O) with noise number ``index`` of a step, for each example."""
+        mean, variance = linear(x, *means), linear(x.square(), *variances)
         noise = draw_normal(self._stream("local"), mean.detach(), self.replicas, step, index)
-        # The margin keeps the slope of the root finite where every input is zero.
-        return mean + torch.sqrt(variance.clamp_min(0.0) + 1e-12) * noise
+        return torch.relu(mean + torch.sqrt(variance.clamp_min(0.0) + MARGIN) * noise)
 
     def mean_pass(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return torch.relu(linear(x, weight * self.keep_probability("weight"), bias * self.keep_probability("bias")))
@@ -254,9 +249,8 @@ class DropConnectPP(DropConnect):
         )
 
     @torch.no_grad()
-    def coefficient(self, rewards: Tensor, mean_reward: Tensor | None, step: Tensor) -> Tensor | None:
-        if not self.estimator.scores:
-            return None
+    def coefficient(self, rewards: Tensor, mean_reward: Tensor | None, step: Tensor) -> Tensor:
+        """What weighs each sample's score, from the step's rewards: both (L, R)."""
         if self.moments is None:
             weighed = self.estimator.coefficients(rewards.unsqueeze(1), mean_reward) / len(rewards)
         else:
@@ -265,6 +259,7 @@ class DropConnectPP(DropConnect):
 
     @torch.no_grad()
     def fold_in(self, rewards: Tensor, squared: Sequence[Tensor]) -> None:
+        """Rewards (L, R) and squared scores, pieces (L, R, any number) to be added up, into the moments."""
         if self.moments is not None:
             fold_in_(self.moments, rewards, squared, self.estimator.decay)  # type: ignore[attr-defined]
 

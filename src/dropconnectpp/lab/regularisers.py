@@ -105,13 +105,6 @@ class Regulariser:
         """How kernels drop units; None where they do not."""
         return None
 
-    def coefficient(self, rewards: Tensor, mean_reward: Tensor | None, step: Tensor) -> Tensor | None:
-        """What a score estimator weighs each sample's score by, from the step's rewards: both (L, R)."""
-        return None
-
-    def fold_in(self, rewards: Tensor, squared: Sequence[Tensor]) -> None:
-        """Rewards (L, R) and squared scores, pieces (L, R, any number) to be added up, into the moments."""
-
     def kl(self) -> Tensor:
         """KL of the posterior from the prior in nats, (R,)."""
         return torch.zeros(len(self.replicas), device=self.replicas.device)
@@ -158,7 +151,7 @@ class DropConnect(Regulariser):
         return self.method.num_samples
 
     def train_pass(self, x: Tensor, weight: Tensor, bias: Tensor, step: Tensor, index: int) -> Tensor:
-        gates = [self._mask("mask", name, step, index) for name in SYNAPSES]
+        gates = [self._mask(name, step, index) for name in SYNAPSES]
         return torch.relu(linear(x, gating.masked(weight, gates[0]), gating.masked(bias, gates[1])))
 
     def gate(self, name: str = "weight") -> Gate | None:
@@ -193,7 +186,7 @@ class DropConnect(Regulariser):
 
         def sample(draw: int) -> Tensor:
             gates = [draw_masks(s, k, self.replicas, 0, draw) for s, k in zip(streams, keep, strict=True)]
-            return torch.relu(linear(x, weight * gates[0], bias * gates[1]))
+            return torch.relu(linear(x, gating.masked(weight, gates[0]), gating.masked(bias, gates[1])))
 
         return sample
 
@@ -201,5 +194,5 @@ class DropConnect(Regulariser):
         keep = self.keep.view(-1, *[1] * len(self.shapes[name]))
         return keep.expand(-1, *self.shapes[name])
 
-    def _mask(self, purpose: str, name: str, step: Tensor | int, draw: int) -> Tensor:
-        return draw_masks(self._stream(f"{purpose}:{name}"), self.keep_probability(name), self.replicas, step, draw)
+    def _mask(self, name: str, step: Tensor | int, draw: int) -> Tensor:
+        return draw_masks(self._stream(f"mask:{name}"), self.keep_probability(name), self.replicas, step, draw)

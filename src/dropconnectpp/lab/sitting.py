@@ -193,7 +193,8 @@ class Sitting:
             try:
                 return work()
             except torch.OutOfMemoryError:
-                smaller = (self.stack.chunk or evaluation.CHUNK) // 2
+                # First a chunk at a time, then smaller ones.
+                smaller = evaluation.CHUNK if self.stack.chunk is None else self.stack.chunk // 2
                 if smaller < SMALLEST_CHUNK:
                     raise
             self.stack.chunk = smaller

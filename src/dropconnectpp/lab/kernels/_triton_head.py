@@ -25,13 +25,15 @@ def bias_tile(  # type: ignore[no-untyped-def]
     COMPILED: tl.constexpr,
     BLOCK_O: tl.constexpr,
 ):
-    """A tile of one replica's bias and, where it is learned, of its pi~: (1, BLOCK_O)."""
+    """A tile of one replica's bias and, where it is learned, of pi~ and 1 - pi~, both to all digits: (1, BLOCK_O)."""
     units = first_o + tl.arange(0, BLOCK_O)[None, :]
     bias = tl.load(bias_ptr + row * UNITS + units, mask=units < UNITS, other=0.0)
-    keep = bias
+    keep, drop = bias, bias
     if GATE > 1:
-        keep = keep_of(tl.load(logit_ptr + row * UNITS + units, mask=units < UNITS, other=0.0), COMPILED)
-    return bias, keep
+        logit = tl.load(logit_ptr + row * UNITS + units, mask=units < UNITS, other=0.0)
+        keep = keep_of(logit, COMPILED)
+        drop = tl.where(logit < 0, 1.0 - keep, tl.exp(-tl.abs(logit)) * keep)
+    return bias, keep, drop
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -40,6 +42,7 @@ def sums_with_bias(  # type: ignore[no-untyped-def]
     noise_ptr,
     bias,
     keep,
+    drop,
     rate,
     seed,
     sample,
@@ -52,6 +55,7 @@ def sums_with_bias(  # type: ignore[no-untyped-def]
     BATCH: tl.constexpr,
     UNITS: tl.constexpr,
     GATE: tl.constexpr,
+    MARGIN: tl.constexpr,
     BLOCK_O: tl.constexpr,
 ):
     """A tile of one sample's sums with their bias, the bias's gates, and for noise the slope by the variance."""
@@ -62,9 +66,9 @@ def sums_with_bias(  # type: ignore[no-untyped-def]
     if GATE == 4:
         mean = load_tile(sums_ptr, block, examples, units, BATCH, UNITS) + keep * bias
         variance = load_tile(sums_ptr, next_one + block, examples, units, BATCH, UNITS)
-        variance += keep * (1.0 - keep) * bias * bias
+        variance += keep * drop * bias * bias
         noise = load_tile(noise_ptr, sample * next_one + block, examples, units, BATCH, UNITS)
-        root = tl.sqrt(tl.maximum(variance, 0.0, propagate_nan=tl.PropagateNan.ALL) + 1e-12)
+        root = tl.sqrt(tl.maximum(variance, 0.0, propagate_nan=tl.PropagateNan.ALL) + MARGIN)
         slope = tl.where(variance < 0.0, 0.0, 0.5 * noise / root)
         before = mean + root * noise
     else:
@@ -125,6 +129,7 @@ def likelihood_kernel(  # type: ignore[no-untyped-def]
     SAMPLES: tl.constexpr,
     GATE: tl.constexpr,
     DROPPED: tl.constexpr,
+    MARGIN: tl.constexpr,
     COMPILED: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_O: tl.constexpr,
@@ -146,10 +151,10 @@ def likelihood_kernel(  # type: ignore[no-untyped-def]
         unit_keep = tl.load(unit_keep_ptr + row)
     scores = tl.zeros((BLOCK_B, BLOCK_K), tl.float32)
     for first_o in range(0, UNITS, BLOCK_O):
-        bias, keep = bias_tile(bias_ptr, logit_ptr, row, first_o, UNITS, GATE, COMPILED, BLOCK_O)
+        bias, keep, drop = bias_tile(bias_ptr, logit_ptr, row, first_o, UNITS, GATE, COMPILED, BLOCK_O)
         before, _, _ = sums_with_bias(
-            sums_ptr, noise_ptr, bias, keep, rate, seed, sample, row, step, replica, stack, examples, first_o,
-            BATCH, UNITS, GATE, BLOCK_O,
+            sums_ptr, noise_ptr, bias, keep, drop, rate, seed, sample, row, step, replica, stack, examples, first_o,
+            BATCH, UNITS, GATE, MARGIN, BLOCK_O,
         )  # fmt: skip
         hidden = rectified(before)
         if DROPPED:
@@ -205,6 +210,7 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
     TILES: tl.constexpr,
     GATE: tl.constexpr,
     DROPPED: tl.constexpr,
+    MARGIN: tl.constexpr,
     COMPILED: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_O: tl.constexpr,
@@ -223,7 +229,7 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
         rate = tl.load(keep_ptr + row)
     if DROPPED:
         unit_keep = tl.load(unit_keep_ptr + row)
-    bias, keep = bias_tile(bias_ptr, logit_ptr, row, first_o, UNITS, GATE, COMPILED, BLOCK_O)
+    bias, keep, drop = bias_tile(bias_ptr, logit_ptr, row, first_o, UNITS, GATE, COMPILED, BLOCK_O)
     weight = load_tile(weight_ptr, row.to(tl.int64) * CLASSES * UNITS, classes, units, CLASSES, UNITS)
     by_weight = tl.zeros((BLOCK_K, BLOCK_O), tl.float32)
     by_output_bias = tl.zeros((BLOCK_K,), tl.float32)
@@ -240,8 +246,8 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
         tile_by_variance = tile_by_mean
         for sample in range(SAMPLES):
             before, on, slope = sums_with_bias(
-                sums_ptr, noise_ptr, bias, keep, rate, seed, sample, row, step, replica, stack, examples, first_o,
-                BATCH, UNITS, GATE, BLOCK_O,
+                sums_ptr, noise_ptr, bias, keep, drop, rate, seed, sample, row, step, replica, stack, examples, first_o,
+                BATCH, UNITS, GATE, MARGIN, BLOCK_O,
             )  # fmt: skip
             base = (sample * stack + row).to(tl.int64) * BATCH * CLASSES
             by_class = load_tile(by_class_ptr, base, examples, classes, BATCH, CLASSES)
@@ -271,10 +277,10 @@ def gradient_kernel(  # type: ignore[no-untyped-def]
             tl.store(by_sums_ptr + next_one + block + places, tile_by_variance.to(tl.bfloat16), mask=inside)
     line = units[None, :] < UNITS
     if GATE == 4:
-        by_bias = keep * by_gate + 2.0 * keep * (1.0 - keep) * bias * by_variance
-        by_gate += (1.0 - 2.0 * keep) * bias * by_variance
+        by_bias = keep * by_gate + 2.0 * keep * drop * bias * by_variance
+        by_gate += (drop - keep) * bias * by_variance
     if GATE > 2:
-        by_logit = by_gate * bias * keep * (1.0 - keep)
+        by_logit = by_gate * bias * keep * drop
         tl.store(by_logit_ptr + row * UNITS + units[None, :], by_logit, mask=line)
     if GATE > 0:
         by_bias += slab_scale * (rate if GATE == 1 else keep) * bias

@@ -28,7 +28,7 @@ from dropconnectpp.lab.kernels.layer import (
     samples_of,
     tile,
 )
-from dropconnectpp.lab.kernels.local import LocalGate
+from dropconnectpp.lab.kernels.local import MARGIN, LocalGate
 from dropconnectpp.lab.kernels.noise import draw_normal
 from dropconnectpp.lab.network import linear
 
@@ -38,8 +38,6 @@ MOST_CLASSES = 128
 """A tile holds all of them."""
 FEW_CLASSES = 32
 """Up to so many a tile needs no more than four warps."""
-MARGIN = 1e-12
-"""Added to a variance: keeps the slope of its root finite where every input is zero."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +195,7 @@ def _by_kernel(sums: Tensor, head: Head, replicas: Tensor, step: Tensor | int) -
         "SAMPLES": samples,
         "GATE": 4 if isinstance(gate, LocalGate) else gate_number(gate),
         "DROPPED": units is not None,
+        "MARGIN": MARGIN,
         "COMPILED": sums.is_cuda,
         "BLOCK_B": block_b,
         "BLOCK_O": block_o,
@@ -231,5 +230,9 @@ def _noise(sums: Tensor, gate: Gate, replicas: Tensor, step: Tensor | int) -> Te
     """Normal numbers for gates that act as noise, (L, R, B, O)."""
     if not isinstance(gate, LocalGate):
         return None
-    drawn = [draw_normal(gate.stream, sums[0], replicas, step, sample) for sample in range(gate.samples)]
-    return drawn[0].unsqueeze(0) if len(drawn) == 1 else torch.stack(drawn)
+    if gate.samples == 1:
+        return draw_normal(gate.stream, sums[0], replicas, step).unsqueeze(0)
+    noise = torch.empty((gate.samples, *sums.shape[1:]), device=sums.device, dtype=sums.dtype)
+    for sample in range(gate.samples):
+        noise[sample] = draw_normal(gate.stream, sums[0], replicas, step, sample)
+    return noise

@@ -35,6 +35,9 @@ from dropconnectpp.lab.kernels.layer import (
     whole,
 )
 
+MARGIN = 1e-12
+"""Added to a variance of sums: keeps the slope of its root finite where every input is zero."""
+
 
 @dataclass(frozen=True)
 class LocalGate(LearnedGate):
