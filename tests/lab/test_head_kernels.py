@@ -15,8 +15,8 @@ from torch import Tensor
 from dropconnectpp import functional, gating
 from dropconnectpp.lab.kernels import head
 from dropconnectpp.lab.kernels.dense import draw_masks
+from dropconnectpp.lab.kernels.gates import FixedGate, Gate, LearnedGate, OpenGate, keep_of
 from dropconnectpp.lab.kernels.head import Found, Head
-from dropconnectpp.lab.kernels.layer import FixedGate, Gate, LearnedGate, OpenGate, keep_of
 from dropconnectpp.lab.kernels.local import LocalGate
 from dropconnectpp.lab.network import linear, log_likelihoods
 from dropconnectpp.lab.streams import Stream

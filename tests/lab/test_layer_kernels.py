@@ -16,8 +16,8 @@ from torch import Tensor
 
 from dropconnectpp import functional, gating
 from dropconnectpp.errors import ArgumentError
-from dropconnectpp.lab.kernels import layer
-from dropconnectpp.lab.kernels.layer import Adagrad, FixedGate, Gate, LearnedGate, OpenGate
+from dropconnectpp.lab.kernels import gates, layer
+from dropconnectpp.lab.kernels.gates import Adagrad, FixedGate, Gate, LearnedGate, OpenGate
 from dropconnectpp.lab.streams import Stream
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
@@ -108,7 +108,7 @@ class Case:
         return other
 
     def masks(self) -> list[Tensor | None]:
-        return list(layer._draw(self.gate, self.weight, self.replicas, STEP))
+        return list(gates.draw(self.gate, self.weight, self.replicas, STEP))
 
     def dropped(self) -> Tensor | None:
         """Synapses that no sample keeps; with a slab they have a gradient nonetheless."""
@@ -125,14 +125,14 @@ class Case:
         )
         if not isinstance(self.gate, LearnedGate) or self.gate.kind != "score":
             return by_x, None
-        return by_x, layer.update_gate_(self.gate, self.replicas, step, self.update, weight).sum(2)
+        return by_x, gates.update_gate_(self.gate, self.replicas, step, self.update, weight).sum(2)
 
 
 def gate_steps(case: Case) -> None:
     """Two steps of gates whose gradient by the logit is known; sums of squares are away from zero in the second."""
     assert isinstance(case.gate, LearnedGate)
     for _ in range(2):
-        layer.step_gate_(case.gate, 0.5 + torch.sin(case.weight), case.weight, case.update)
+        gates.step_gate_(case.gate, 0.5 + torch.sin(case.weight), case.weight, case.update)
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -217,15 +217,15 @@ def test_every_sample_has_the_mask_of_its_draw() -> None:
 def test_gates_alone_learn_by_the_score_only() -> None:
     case = Case("straight-through", (2, 5, 3, 7), torch.float64)
     with pytest.raises(ArgumentError, match="gated_product_backward_"):
-        layer.update_gate_(case.gate, case.replicas, STEP, case.update)
+        gates.update_gate_(case.gate, case.replicas, STEP, case.update)
 
 
 def test_priors_that_no_polynomial_follows_go_through_the_twin() -> None:
     case = Case("score", (2, 5, 3, 7), torch.float64)
     assert isinstance(case.gate, LearnedGate)
-    assert layer._known(case.gate)
+    assert gates.known(case.gate)
     case.gate = replace(case.gate, prior_alpha=2.0, prior_beta=0.1)
-    assert not layer._known(case.gate)
+    assert not gates.known(case.gate)
     wanted = expected_gradients(case)
     case.backward()
     assert case.update.logit is not None
@@ -270,7 +270,7 @@ def test_what_is_missing_is_named() -> None:
             case.backward()
     for weight in (None, torch.zeros(1)):
         with pytest.raises(ArgumentError, match=r"weight before the step, of shape \(1, 3, 4\)"):
-            layer.update_gate_(replace(gate, slab_scale=0.1), case.replicas, STEP, case.update, weight)
+            gates.update_gate_(replace(gate, slab_scale=0.1), case.replicas, STEP, case.update, weight)
 
 
 # --------------------------------------------------------------------------------- the interpreter
@@ -281,7 +281,7 @@ CHECK = """
 import sys
 import torch
 from dataclasses import replace
-from dropconnectpp.lab.kernels import layer
+from dropconnectpp.lab.kernels import gates, layer
 from dropconnectpp.lab.kernels.launches import using
 sys.path.insert(0, sys.argv[1])
 from test_launches import SMALL, other_tiles
@@ -315,7 +315,7 @@ def untouched():
     rooms.clear()
 
 def run(case, kernels, step=STEP):
-    layer.usable = layer._ready = lambda *_: kernels
+    layer.usable = gates.ready = lambda *_: kernels
     torch.empty = poisoned if kernels else plain
     try:
         return case.forward(), case.backward(step)
@@ -366,12 +366,12 @@ for kind in THROUGH:
         start = Case(kind, shape)
         found, wanted, alone = (start.to(torch.float32, rows=rows) for rows in (slice(None), slice(None), slice(0, 1)))
         guard(found)
-        layer._ready = lambda *_: True
+        gates.ready = lambda *_: True
         with using(SMALL):
             gate_steps(found)
             gate_steps(alone)
         untouched()
-        layer._ready = lambda *_: False
+        gates.ready = lambda *_: False
         gate_steps(wanted)
         for name, value in wanted.trained().items():
             if name == "weight":
@@ -411,7 +411,7 @@ POLYGAMMAS = """
 import torch
 import triton
 import triton.language as tl
-from dropconnectpp.lab.kernels._triton_layer import polygammas, softplus
+from dropconnectpp.lab.kernels._triton_gates import polygammas, softplus
 
 @triton.jit
 def kernel(x_ptr, digamma_ptr, trigamma_ptr, softplus_ptr, slope_ptr, COUNT: tl.constexpr):
@@ -504,7 +504,7 @@ def step_with(case: Case, masks: list[Tensor | None]) -> tuple[Tensor, Tensor | 
     if not isinstance(case.gate, LearnedGate) or case.gate.coefficient is None:
         return by_x, None
     given = [mask for mask in masks if mask is not None]
-    return by_x, layer._update_gate_(case.gate, given, case.update, weight).sum(2)
+    return by_x, gates._update_gate_(case.gate, given, case.update, weight).sum(2)
 
 
 @pytest.mark.parametrize(("kind", "samples"), SAMPLED)

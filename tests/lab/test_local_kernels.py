@@ -17,7 +17,7 @@ from torch import Tensor
 from dropconnectpp import functional
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.lab.kernels import layer, local
-from dropconnectpp.lab.kernels.layer import Adagrad
+from dropconnectpp.lab.kernels.gates import Adagrad
 from dropconnectpp.lab.kernels.local import LocalGate
 from dropconnectpp.lab.protocol import Architecture, Method
 from dropconnectpp.lab.streams import Stream

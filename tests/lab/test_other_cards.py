@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from dropconnectpp.lab import tuning, tuning_candidates
+from dropconnectpp.lab.kernels import gates as gate_kernels
 from dropconnectpp.lab.kernels import layer, local
 from dropconnectpp.lab.kernels.launches import DEFAULTS, using
 from dropconnectpp.lab.streams import Stream
@@ -50,7 +51,7 @@ class Recorder:
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
     """Launches of the dense layer's kernels, as if there were a card."""
-    from dropconnectpp.lab.kernels import _triton_layer, _triton_local
+    from dropconnectpp.lab.kernels import _triton_gates, _triton_layer, _triton_local
 
     launches: list[Launch] = []
     with (
@@ -58,22 +59,25 @@ def recorded() -> Iterator[list[Launch]]:
         mock.patch.object(local, "compiled", return_value=Recorder(_triton_local, launches)),
         mock.patch.object(layer, "usable", return_value=True),
         mock.patch.object(local, "usable", return_value=True),
-        mock.patch.object(layer, "_ready", return_value=True),
+        mock.patch.object(gate_kernels, "compiled", return_value=Recorder(_triton_gates, launches)),
+        mock.patch.object(gate_kernels, "ready", return_value=True),
     ):
         yield launches
 
 
-def gates(weight: torch.Tensor) -> dict[str, layer.Gate]:
+def gates(weight: torch.Tensor) -> dict[str, gate_kernels.Gate]:
     stream, row = Stream(1, "mask:weight"), torch.ones(REPLICAS)
     logit, alpha, beta = (torch.zeros_like(weight) for _ in range(3))
     few = {"prior_alpha": 10.0, "prior_beta": 90.0}
     return {
-        "none": layer.OpenGate(),
-        "DropConnect": layer.FixedGate(row, stream),
-        "score": layer.LearnedGate(logit, stream, row),
-        "score, learned q(pi)": layer.LearnedGate(logit, stream, row, alpha=alpha, beta=beta),
-        "straight-through": layer.LearnedGate(logit, stream, row, "straight-through", **few),
-        "straight-through, five masks": layer.LearnedGate(logit, stream, row, "straight-through", samples=5, **few),
+        "none": gate_kernels.OpenGate(),
+        "DropConnect": gate_kernels.FixedGate(row, stream),
+        "score": gate_kernels.LearnedGate(logit, stream, row),
+        "score, learned q(pi)": gate_kernels.LearnedGate(logit, stream, row, alpha=alpha, beta=beta),
+        "straight-through": gate_kernels.LearnedGate(logit, stream, row, "straight-through", **few),
+        "straight-through, five masks": gate_kernels.LearnedGate(
+            logit, stream, row, "straight-through", samples=5, **few
+        ),
         "local": local.LocalGate(logit, stream, row, **few),
         "local, learned q(pi)": local.LocalGate(logit, stream, row, alpha=alpha, beta=beta),
     }
@@ -84,7 +88,7 @@ def launches_of_a_step(name: str, units: int) -> list[Launch]:
     gate, row, step = gates(weight)[name], torch.ones(REPLICAS), torch.tensor(0)
     hyper = {key: torch.zeros_like(weight) for key in ("alpha", "beta") if "learned" in name}
     sums = torch.zeros_like(weight)
-    update = layer.Adagrad(sums, row, 1e-6, True, logit=torch.zeros_like(weight), gate_sizes=row, **hyper)
+    update = gate_kernels.Adagrad(sums, row, 1e-6, True, logit=torch.zeros_like(weight), gate_sizes=row, **hyper)
     replicas = torch.arange(REPLICAS)
     with recorded() as launches:
         if isinstance(gate, local.LocalGate):
@@ -94,8 +98,8 @@ def launches_of_a_step(name: str, units: int) -> list[Launch]:
         by_output = torch.zeros(getattr(gate, "samples", 1), REPLICAS, BATCH, units)
         layer.gated_product(x, weight, gate, replicas, step)
         layer.gated_product_backward_(x, by_output, weight, gate, replicas, step, update)
-        if isinstance(gate, layer.LearnedGate) and gate.kind == "score":
-            layer.update_gate_(replace(gate, coefficient=torch.zeros(1, REPLICAS)), replicas, step, update)
+        if isinstance(gate, gate_kernels.LearnedGate) and gate.kind == "score":
+            gate_kernels.update_gate_(replace(gate, coefficient=torch.zeros(1, REPLICAS)), replicas, step, update)
     return launches
 
 

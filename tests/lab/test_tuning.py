@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dropconnectpp.lab import cli, tuning, tuning_commands
 from dropconnectpp.lab import device as devices
-from dropconnectpp.lab.kernels import compiled, launches, layer, local
+from dropconnectpp.lab.kernels import compiled, gates, launches, layer, local
 from dropconnectpp.lab.kernels.launches import DEFAULTS, Launch, Walk
 from dropconnectpp.lab.protocol import ProtocolError
 from dropconnectpp.lab.tuning import WRONG, Bench, Choice, choose, tune
@@ -206,7 +206,7 @@ def test_a_step_is_the_same_every_time_and_moves_what_it_trains(work: Work) -> N
 KERNELS = [
     (layer, "_product_by_kernel", Work("forward", "score", 5)),
     (layer, "_backward_by_kernel_", Work("backward", "straight-through", 5)),
-    (layer, "_gate_by_kernel_", Work("gates", "score, learned", 5)),
+    (gates, "_gate_by_kernel_", Work("gates", "score, learned", 5)),
     (local, "_moments_by_kernel", Work("forward", "local", 5)),
     (local, "_backward_by_kernel_", Work("backward", "local, learned", 5)),
 ]
@@ -227,15 +227,15 @@ def as_kernel(
     public |= {"_moments_by_kernel": "gate_moments"}
     default = "gate_moments_backward_" if module is local else "gated_product_backward_"
     twin, running = getattr(module, public.get(name, default)), []
-    for ready in ("usable", "_ready"):
+    for ready in ("usable", "ready"):
         if hasattr(module, ready):
             monkeypatch.setattr(module, ready, lambda *_: not running)
 
     def kernel(*arguments: Any) -> Tensor:
         running.append(True)
         if kl_share != 1.0:
-            gates = (one for one in arguments if isinstance(one, layer.LearnedGate))
-            other = {id(gate): replace(gate, kl_scale=kl_share * gate.kl_scale) for gate in gates}
+            given = (one for one in arguments if isinstance(one, gates.LearnedGate))
+            other = {id(gate): replace(gate, kl_scale=kl_share * gate.kl_scale) for gate in given}
             arguments = tuple(other.get(id(one), one) for one in arguments)
         try:
             return spoil(twin(*arguments), *arguments)
@@ -261,7 +261,7 @@ def test_a_candidate_is_right_if_its_numbers_are_the_twins_to_rounding(
         raise RuntimeError("out of resource: shared memory")
 
     def late(result: Tensor, *arguments: Any) -> Tensor:
-        trained = next(value for value in arguments if isinstance(value, layer.LearnedGate)).logit
+        trained = next(value for value in arguments if isinstance(value, gates.LearnedGate)).logit
         trained[0, 0] += 0.1
         return result
 
@@ -280,8 +280,8 @@ def test_a_candidate_is_right_if_its_numbers_are_the_twins_to_rounding(
         (layer, "_backward_by_kernel_", "backward", "straight-through"),
         (local, "_backward_by_kernel_", "backward", "local"),
         (local, "_backward_by_kernel_", "backward", "local, learned"),
-        (layer, "_gate_by_kernel_", "gates", "score"),
-        (layer, "_gate_by_kernel_", "gates", "score, learned"),
+        (gates, "_gate_by_kernel_", "gates", "score"),
+        (gates, "_gate_by_kernel_", "gates", "score, learned"),
     ],
 )
 def test_a_candidate_that_forgets_the_kl_is_wrong(
@@ -307,7 +307,7 @@ def test_a_candidate_is_in_force_while_it_is_tried(monkeypatch: pytest.MonkeyPat
         return result
 
     bench = Bench(GATES, CPU, 2)
-    as_kernel(monkeypatch, layer, "_gate_by_kernel_", look)
+    as_kernel(monkeypatch, gates, "_gate_by_kernel_", look)
     for launch in (SHORT, LONG):
         assert bench.problem(launch) is None
     assert seen == [replace(DEFAULTS, gates=SHORT), replace(DEFAULTS, gates=LONG)]

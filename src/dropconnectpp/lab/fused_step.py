@@ -14,16 +14,9 @@ import torch
 from torch import Tensor
 
 from dropconnectpp.lab.convolutions import features
+from dropconnectpp.lab.kernels.gates import Adagrad, Gate, LearnedGate, step_gate_, update_gate_
 from dropconnectpp.lab.kernels.head import Head, there_and_back
-from dropconnectpp.lab.kernels.layer import (
-    Adagrad,
-    Gate,
-    LearnedGate,
-    gated_product,
-    gated_product_backward_,
-    step_gate_,
-    update_gate_,
-)
+from dropconnectpp.lab.kernels.layer import gated_product, gated_product_backward_
 from dropconnectpp.lab.kernels.local import LocalGate, gate_moments, gate_moments_backward_
 from dropconnectpp.lab.learned_gates import DropConnectPP
 from dropconnectpp.lab.network import log_likelihoods

@@ -16,7 +16,7 @@ from dropconnectpp import functional, gating, polynomials
 from dropconnectpp.estimators import Concrete, Eq16, Estimator, resolve
 from dropconnectpp.lab.kernels.baseline import fold_in_, weigh
 from dropconnectpp.lab.kernels.dense import beside, draw_masks, score_pass
-from dropconnectpp.lab.kernels.layer import Gate, LearnedGate
+from dropconnectpp.lab.kernels.gates import Gate, LearnedGate
 from dropconnectpp.lab.kernels.local import MARGIN, LocalGate
 from dropconnectpp.lab.kernels.noise import draw_gamma, draw_normal, draw_uniform
 from dropconnectpp.lab.network import linear

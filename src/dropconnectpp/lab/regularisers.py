@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dropconnectpp import gating
 from dropconnectpp.fixed_rate import expected_activation
 from dropconnectpp.lab.kernels.dense import draw_masks
-from dropconnectpp.lab.kernels.layer import FixedGate, Gate, OpenGate
+from dropconnectpp.lab.kernels.gates import FixedGate, Gate, OpenGate
 from dropconnectpp.lab.network import linear
 from dropconnectpp.lab.protocol import Method
 from dropconnectpp.lab.streams import Stream

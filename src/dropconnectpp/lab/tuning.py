@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dropconnectpp.lab.data.download import Progress, silent
 from dropconnectpp.lab.fused_step import backward_, forward
+from dropconnectpp.lab.kernels.gates import Adagrad, FixedGate, Gate, LearnedGate, update_gate_
 from dropconnectpp.lab.kernels.launches import DEFAULTS, Launch, Launches, using
-from dropconnectpp.lab.kernels.layer import Adagrad, FixedGate, Gate, LearnedGate, update_gate_
 from dropconnectpp.lab.kernels.local import LocalGate
 from dropconnectpp.lab.protocol import ProtocolError
 from dropconnectpp.lab.streams import Stream

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from dropconnectpp._triton import tanh_of_half, uniform_slope
-from dropconnectpp.lab.kernels._triton_layer import unit_interval
+from dropconnectpp.lab.kernels._triton_gates import unit_interval
 
 
 # Without annotations: the compiler takes every one for a name that the kernel uses.

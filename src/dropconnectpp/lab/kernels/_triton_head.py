@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dropconnectpp.lab.kernels._triton_layer import keep_of, load_tile, noise_of
+from dropconnectpp.lab.kernels._triton_gates import keep_of, noise_of
+from dropconnectpp.lab.kernels._triton_layer import load_tile
 
 
 # Without annotations: the compiler takes every one for a name that the kernel uses.

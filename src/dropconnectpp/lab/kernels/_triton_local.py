@@ -1,6 +1,6 @@
 """The Triton kernels behind `local`: imported only where Triton is installed.
 
-COMPILED, HYPER, SKEWED, SLAB and INSIDE are as in `_triton_layer`, and so are ``even`` and ``odd``.
+COMPILED, HYPER, SKEWED, SLAB and INSIDE are as in `_triton_gates`, and so are ``even`` and ``odd``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from dropconnectpp._triton import halves
-from dropconnectpp.lab.kernels._triton_layer import adagrad_step, gate_step, load_tile, multiply
+from dropconnectpp.lab.kernels._triton_gates import adagrad_step, gate_step
+from dropconnectpp.lab.kernels._triton_layer import load_tile, multiply
 
 
 # Without annotations: the compiler takes every one for a name that the kernel uses.

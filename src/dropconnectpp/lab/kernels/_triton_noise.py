@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dropconnectpp.lab.kernels._triton_layer import unit_interval
+from dropconnectpp.lab.kernels._triton_gates import unit_interval
 
 
 # Without annotations: the compiler takes every one for a name that the kernel uses.

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from dropconnectpp.lab.kernels.compiled import compiled
+from dropconnectpp.lab.kernels.compiled import as_kernels_take, compiled
 
 BLOCK = 1024
 MOST = 16
@@ -20,10 +19,7 @@ MOST = 16
 
 def usable(*tensors: Tensor) -> bool:
     """Whether a tensor's value, gradient, sum and step sizes can go through the kernel."""
-    return (
-        all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
-        and compiled("adagrad") is not None
-    )
+    return as_kernels_take("adagrad", *tensors)
 
 
 def adagrad_all_(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dropconnectpp.estimators import running_coefficient, update_moments
-from dropconnectpp.lab.kernels.compiled import compiled
+from dropconnectpp.lab.kernels.compiled import as_kernels_take, compiled
 
 BLOCK = 1024
 """Partial sums that a program adds up at a time."""
@@ -20,10 +20,7 @@ BLOCK = 1024
 
 def usable(*tensors: Tensor) -> bool:
     """Whether the kernels can run."""
-    return (
-        all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
-        and compiled("baseline") is not None
-    )
+    return as_kernels_take("baseline", *tensors)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dropconnectpp import functional, polynomials
-from dropconnectpp.lab.kernels.compiled import compiled
+from dropconnectpp.lab.kernels.compiled import as_kernels_take, compiled, counter
 from dropconnectpp.lab.streams import Stream
 
 BLOCK = 1024
@@ -18,10 +18,7 @@ BLOCK = 1024
 
 def usable(*tensors: Tensor) -> bool:
     """Whether tensors can go through a kernel that walks over them side by side."""
-    return (
-        all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
-        and compiled("dense") is not None
-    )
+    return as_kernels_take("dense", *tensors)
 
 
 def beside(values: Tensor, tensor: Tensor) -> Tensor:
@@ -40,12 +37,11 @@ def draw_masks(stream: Stream, keep: Tensor, replicas: Tensor, step: Tensor | in
         return stream.bernoulli(keep, replicas, step, draw)
     count = one.numel()
     mask = torch.empty(keep.shape, device=keep.device, dtype=torch.bool)
-    where = step if isinstance(step, Tensor) else torch.full((), step, dtype=torch.int64, device=keep.device)
     compiled("dense").mask_kernel[(-(-count // (4 * BLOCK)), len(keep))](
         keep,
         mask.view(torch.uint8),
         replicas,
-        where,
+        counter(step, keep.device),
         draw,
         stream.seed,
         count,

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from dropconnectpp import functional
-from dropconnectpp.lab.kernels.compiled import compiled
+from dropconnectpp.lab.kernels.compiled import as_kernels_take, compiled
 from dropconnectpp.lab.kernels.dense import beside, draw_masks
-from dropconnectpp.lab.kernels.layer import (
+from dropconnectpp.lab.kernels.gates import (
     FixedGate,
     Gate,
     LearnedGate,
@@ -26,8 +26,8 @@ from dropconnectpp.lab.kernels.layer import (
     keep_of,
     row,
     samples_of,
-    tile,
 )
+from dropconnectpp.lab.kernels.layer import tile
 from dropconnectpp.lab.kernels.local import MARGIN, LocalGate
 from dropconnectpp.lab.kernels.noise import draw_normal
 from dropconnectpp.lab.network import linear
@@ -82,14 +82,9 @@ def there_and_back(sums: Tensor, head: Head, replicas: Tensor, step: Tensor | in
 
 def usable(sums: Tensor, head: Head) -> bool:
     """Whether the kernels can run."""
-    given = [sums, head.bias, head.weight, head.output_bias]
-    if isinstance(head.gate, LearnedGate):
-        given.append(head.gate.logit)
-    return (
-        all(t.is_cuda and t.dtype == torch.float32 and t.is_contiguous() for t in given)
-        and head.weight.shape[1] <= MOST_CLASSES
-        and compiled("head") is not None
-    )
+    logit = head.gate.logit if isinstance(head.gate, LearnedGate) else None
+    given = sums, head.bias, head.weight, head.output_bias, logit
+    return head.weight.shape[1] <= MOST_CLASSES and as_kernels_take("head", *given)
 
 
 # ---------------------------------------------------------------------------------------------- the twin

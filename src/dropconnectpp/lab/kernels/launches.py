@@ -32,7 +32,10 @@ from dropconnectpp.lab.plain_values import canonical
 
 VARIABLE = "DCPP_LAUNCHES"
 """Names another file, or is "off" for the defaults."""
-TUNED = tuple(f"dropconnectpp.{name}" for name in ("lab.kernels._triton_layer", "lab.kernels._triton_local", "_triton"))
+TUNED = (
+    *(f"dropconnectpp.lab.kernels._triton_{name}" for name in ("layer", "local", "gates")),
+    "dropconnectpp._triton",
+)
 """Where the sources are of the kernels that are tuned; Triton compiles what they call into them."""
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
 LIMITS = {

@@ -18,22 +18,17 @@ from dropconnectpp.errors import ArgumentError
 from dropconnectpp.lab.kernels import launches
 from dropconnectpp.lab.kernels.adagrad import adagrad_all_
 from dropconnectpp.lab.kernels.compiled import compiled
-from dropconnectpp.lab.kernels.layer import (
-    FEW_UNITS,
-    MOST_SPLITS,
+from dropconnectpp.lab.kernels.gates import (
     Adagrad,
     Kind,
     LearnedGate,
     check_update,
     loss_terms,
-    rounded,
     row,
     slope_polynomial,
     step_gate_,
-    tile,
-    usable,
-    whole,
 )
+from dropconnectpp.lab.kernels.layer import FEW_UNITS, MOST_SPLITS, rounded, tile, usable, whole
 
 MARGIN = 1e-12
 """Added to a variance of sums: keeps the slope of its root finite where every input is zero."""

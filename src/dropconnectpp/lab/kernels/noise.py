@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from dropconnectpp.lab.kernels.compiled import compiled
+from dropconnectpp.lab.kernels.compiled import as_kernels_take, compiled, counter
 from dropconnectpp.lab.streams import Stream
 
 BLOCK = 256
@@ -19,11 +19,7 @@ ATTEMPTS = 8
 
 
 def _by_kernel(like: Tensor) -> bool:
-    return like.is_cuda and like.dtype == torch.float32 and like.is_contiguous() and compiled("noise") is not None
-
-
-def _counter(step: Tensor | int, device: torch.device) -> Tensor:
-    return step if isinstance(step, Tensor) else torch.full((), step, dtype=torch.int64, device=device)
+    return as_kernels_take("noise", like)
 
 
 def draw_uniform(stream: Stream, like: Tensor, replicas: Tensor, step: Tensor | int, draw: int = 0) -> Tensor:
@@ -46,7 +42,7 @@ def _numbers_by_kernel(
 ) -> Tensor:
     count, noise = math.prod(like.shape[1:]), torch.empty_like(like)
     compiled("noise").numbers_kernel[(-(-count // (4 * BLOCK)), len(like))](
-        noise, replicas, _counter(step, like.device), draw, stream.seed, count, NORMAL=normal, BLOCK=BLOCK
+        noise, replicas, counter(step, like.device), draw, stream.seed, count, NORMAL=normal, BLOCK=BLOCK
     )
     return noise
 
@@ -81,7 +77,7 @@ def _gamma_by_kernel(shape: Tensor, stream: Stream, replicas: Tensor, step: Tens
         shape,
         result,
         replicas,
-        _counter(step, shape.device),
+        counter(step, shape.device),
         stream.seed,
         count,
         torch.finfo(shape.dtype).tiny,
