@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+JOBS ?= 4
 GPU_TESTS := tests/test_kernels.py tests/test_gpu_training.py $(wildcard tests/lab/test_*kernels.py) \
 	tests/test_compile.py tests/lab/test_streams.py tests/lab/test_convolutions.py tests/lab/test_training.py tests/lab/test_evaluation.py \
 	tests/lab/test_tuning.py
@@ -13,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@echo "make demo      Table 1 in small: four methods on embedded pictures, tables and a page (minutes)"
 	@echo "make test      run the tests and doctests with coverage"
-	@echo "make test-gpu  run the tests that need a CUDA device, in the current Python"
+	@echo "make test-gpu  run the tests that need a CUDA device, in the current Python; JOBS=12 for twelve processes"
 	@echo "make test-browser  install Chromium and LaTeX (as root, Debian) and test the report with them"
 	@echo "make lint      ruff and mypy"
 	@echo "make docs      run every code block of the documentation and build it as a site"
@@ -33,7 +34,7 @@ test: $(READY)
 
 # Uses the Python that is active: a GPU machine brings its own torch.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -p no:cacheprovider -m gpu $(GPU_TESTS)
+	PYTHONPATH=src $(PYTHON) tests/side_by_side.py --jobs $(JOBS) $(GPU_TESTS)
 
 # The page in a real browser and the LaTeX through a real compiler; `make test` skips both where they are missing.
 test-browser: $(READY)
