@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 4
+WORKERS ?= 2
 GPU_TESTS := tests/test_kernels.py tests/test_gpu_training.py $(wildcard tests/lab/test_*kernels.py) \
 	tests/test_compile.py tests/lab/test_streams.py tests/lab/test_convolutions.py tests/lab/test_training.py tests/lab/test_evaluation.py \
 	tests/lab/test_tuning.py
@@ -13,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo "make demo      Table 1 in small: four methods on embedded pictures, tables and a page (minutes)"
-	@echo "make test      run the tests and doctests with coverage"
+	@echo "make test      run the tests and doctests with coverage; WORKERS=8 for eight processes"
 	@echo "make test-gpu  run the tests that need a CUDA device, in the current Python; JOBS=12 for twelve processes"
 	@echo "make test-browser  install Chromium and LaTeX (as root, Debian) and test the report with them"
 	@echo "make lint      ruff and mypy"
@@ -30,7 +31,7 @@ demo: $(READY)
 	$(BIN)/dcpp demo --out dcpp-demo
 
 test: $(READY)
-	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=95
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term --cov-fail-under=95
 
 # Uses the Python that is active: a GPU machine brings its own torch.
 test-gpu:
