@@ -1,6 +1,10 @@
-"""On a CUDA device: training under autocast, generators of either device, and a step as a CUDA graph."""
+"""On a CUDA device: training under autocast, generators of either device, a step as a CUDA graph, the command."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,3 +66,14 @@ def test_a_step_can_be_captured_in_a_cuda_graph_and_draws_new_masks(estimator: s
     assert all(g.isfinite().all() and g.any() for pair in gradients for g in pair)
     assert not torch.equal(gradients[0][0], gradients[1][0])
     assert not torch.equal(gradients[0][1], gradients[1][1])
+
+
+@pytest.mark.parametrize("method", ["none", "dropconnect++"])
+def test_the_command_trains_in_a_process_that_has_done_nothing_else(method: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from dropconnectpp.lab.cli import main; main()", "run", "table1"]
+    options = f"--dataset fashion-mini --methods {method} --repeats 2 --epochs 1 --step-size 0.005 --device cuda"
+    command += [*options.split(), "--out", str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "Convolutions go through plain PyTorch" not in found.stdout + found.stderr
+    assert (tmp_path / "index.html").is_file()

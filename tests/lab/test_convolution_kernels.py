@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -229,6 +232,30 @@ def test_no_toolkit_is_needed_to_compile(monkeypatch: pytest.MonkeyPatch) -> Non
             assert Path(cpp_extension.CUDA_HOME or "").parts
             assert given is None or given == cpp_extension.CUDA_HOME
         assert given == cpp_extension.CUDA_HOME
+
+
+def test_every_thread_has_the_cards_context_before_its_first_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def compiled(launch: Launch, device: int) -> Any:
+        events.append(f"kernel on {device}")
+        return lambda **how: None
+
+    monkeypatch.setattr(convolution, "_entered", threading.local())
+    monkeypatch.setattr(convolution, "_kernel", compiled)
+    monkeypatch.setattr(convolution.torch.cuda, "mem_get_info", lambda device: events.append(f"context of {device}"))
+    launch = convolution.arrange_launch(LAYERS[0], False)
+
+    def work() -> None:
+        for card in (0, 0, 1):
+            convolution._start(launch, (1, 1, 1), [SimpleNamespace(device=SimpleNamespace(index=card))])
+
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    first, second = ["context of 0", "kernel on 0", "kernel on 0"], ["context of 1", "kernel on 1"]
+    assert events == 2 * (first + second)
 
 
 # ---------------------------------------------------------------------------------------------- on a GPU

@@ -10,6 +10,7 @@ in the order of the dense layer's weights.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -278,6 +279,19 @@ def source() -> str:
     return Path(__file__).with_name("convolution.cu").read_text()
 
 
+_entered = threading.local()
+
+
+def _enter(device: int) -> None:
+    """Give a thread the card's context: torch compiles and starts our kernels by the driver, which gives none.
+
+    autograd goes backward in a thread of its own, and a kernel of ours may be the first thing it does there.
+    """
+    if device not in (seen := _entered.__dict__.setdefault("devices", set())):
+        torch.cuda.mem_get_info(device)  # any call of CUDA's runtime does it
+        seen.add(device)
+
+
 @cache
 def _kernel(launch: Launch, device: int) -> Any:
     options = [f"-D{key}={value}" for key, value in launch.settings]
@@ -337,7 +351,9 @@ def fits(layer: Layer, limit: int) -> bool:
 
 
 def _start(launch: Launch, grid: tuple[int, int, int], arguments: list[Any]) -> None:
-    kernel = _kernel(launch, arguments[0].device.index)
+    device = arguments[0].device.index
+    _enter(device)
+    kernel = _kernel(launch, device)
     kernel(grid=grid, block=(launch.threads, 1, 1), args=arguments, shared_mem=launch.shared)
 
 
