@@ -71,6 +71,18 @@ def test_a_log_speaks_only_now_and_then_and_tells_the_time_left(log, clock):
     assert text()[1:] == ["  epoch 4/100, loss 2.000, 480 s left", "  epoch 8/100, loss 2.000, 460 s left"]
 
 
+def test_a_log_tells_of_a_part_of_an_epoch_only_where_epochs_are_long(log, clock):
+    lines, text = log
+    lines.group("cifar10: Dropout", 8, 100, 0)
+    for clock.now, done in ((19.0, 1), (22.0, 2)):
+        lines.epoch(done, 2.0, None)
+        clock.now += 2.0
+        lines.within(done + 0.01)
+    clock.now = 60.0
+    lines.within(2.5)
+    assert text()[1:] == ["  epoch 2/100, loss 2.000, 1078 s left", "  epoch 3/100, 50% done"]
+
+
 def test_a_log_counts_a_resumed_stack_from_where_it_stands(log, clock):
     lines, text = log
     clock.now = 1000.0

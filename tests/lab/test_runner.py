@@ -6,8 +6,11 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -196,13 +199,15 @@ def test_other_pictures_under_the_same_name_are_refused(tmp_path):
         Runner(tmp_path, CPU, with_content("second")).run(units(3))
 
 
-def test_a_checkpoint_of_other_pictures_is_not_gone_on_with(tmp_path):
+def test_a_checkpoint_of_other_pictures_is_not_gone_on_with(tmp_path, monkeypatch):
     made = tiny()
 
     def load(content: str) -> Any:
         return lambda name: replace(made, provenance=replace(made.provenance, content=content))
 
-    Runner(tmp_path, CPU, load("first"), deadline=time.monotonic() - 1.0).run(units(1))
+    with out_of_time(monkeypatch, epoch=1):
+        Runner(tmp_path, CPU, load("first")).run(units(1))
+    assert len(list((tmp_path / "checkpoints").glob("*.pt"))) == 1
     runner = Runner(tmp_path, CPU, load("second"), Diary())
     assert not runner.run(units(1)).left
     assert diary(runner).groups == [(3, 0)]
@@ -249,35 +254,74 @@ def test_work_that_was_taken_over_is_left_to_the_other(tmp_path, monkeypatch):
 # -------------------------------------------------------------------------------------- time and memory
 
 
-def test_a_time_limit_keeps_everything_and_the_same_work_goes_on(tmp_path):
+@contextmanager
+def out_of_time(monkeypatch: pytest.MonkeyPatch, epoch: int) -> Iterator[None]:
+    """As if the time limit were over once so many epochs are."""
+    real = sitting.Sitting._require
+
+    def late(self: sitting.Sitting, needed_s: float, **how: bool) -> None:
+        if self.stack.epoch == epoch:
+            self.deadline = time.monotonic() - 1.0
+        real(self, needed_s, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sitting.Sitting, "_require", late)
+        yield
+
+
+@pytest.mark.parametrize("epoch", [1, 3, 4])
+def test_a_time_limit_keeps_everything_and_the_same_work_goes_on(tmp_path, monkeypatch, epoch):
     make(tmp_path / "whole").run(units())
-    stopped = make(tmp_path / "cut", deadline=time.monotonic() - 1.0)
-    outcome = stopped.run(units())
-    assert outcome == module.Outcome(finished=0, left=6, stopped=True)
+    with out_of_time(monkeypatch, epoch):
+        stopped = make(tmp_path / "cut")
+        assert stopped.run(units()) == module.Outcome(finished=0, left=6, stopped=True)
+    assert diary(stopped).notes == ["The time limit is near: stopped. The same command goes on from here."]
     assert len(list((tmp_path / "cut" / "checkpoints").glob("*.pt"))) == 1
     again = make(tmp_path / "cut")
     assert not again.run(units()).left
-    assert diary(again).groups == [(6, 0)]
+    assert diary(again).groups == [(6, epoch)]
     assert table(tmp_path / "cut") == table(tmp_path / "whole")
 
 
-def test_a_limit_in_the_middle_leaves_a_checkpoint_of_the_last_epoch(tmp_path, monkeypatch):
-    make(tmp_path / "whole").run(units())
-    runner = make(tmp_path / "cut")
-    real = sitting.Sitting._require
+def test_a_limit_too_short_for_anything_writes_nothing_and_says_what_it_takes(tmp_path, monkeypatch):
+    stopped = make(tmp_path, deadline=time.monotonic() - 1.0)
+    assert stopped.run(units()) == module.Outcome(finished=0, left=6, stopped=True)
+    assert not list((tmp_path / "checkpoints").glob("*"))
+    assert diary(stopped).notes[1] == "What comes next takes about 0 s without a stop."
+    with out_of_time(monkeypatch, 2):
+        make(tmp_path).run(units())
+    (checkpoint,) = (tmp_path / "checkpoints").glob("*.pt")
+    before = checkpoint.stat().st_mtime_ns
+    monkeypatch.setattr(sitting, "SAVING_BYTES_S", 1.0)
+    again = make(tmp_path, deadline=time.monotonic() + 600.0)
+    assert again.run(units()).stopped
+    assert checkpoint.stat().st_mtime_ns == before
+    assert re.search(r"takes about [\d]{4,} s without", diary(again).notes[1])
 
-    def late(self: sitting.Sitting, needed_s: float) -> None:
-        if self.stack.epoch == 3:
-            self.deadline = time.monotonic() - 1.0
-        real(self, needed_s)
 
-    monkeypatch.setattr(sitting.Sitting, "_require", late)
-    assert runner.run(units()).stopped
-    monkeypatch.undo()
-    again = make(tmp_path / "cut")
-    again.run(units())
-    assert diary(again).groups == [(6, 3)]
-    assert table(tmp_path / "cut") == table(tmp_path / "whole")
+def test_a_limit_leaves_time_to_write_the_checkpoint(tmp_path, monkeypatch):
+    real, clock = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: real() + clock[0])
+    write = Checkpoints.write
+
+    def slow(self: Checkpoints, checkpoint: Checkpoint) -> None:
+        clock[0] += 100.0
+        write(self, checkpoint)
+
+    train = Stack.train_epoch
+
+    def epoch(stack: Stack) -> torch.Tensor:
+        clock[0] += 10.0
+        return train(stack)
+
+    monkeypatch.setattr(Checkpoints, "write", slow)
+    monkeypatch.setattr(Stack, "train_epoch", epoch)
+    monkeypatch.setattr(sitting, "SAVING_BYTES_S", 1e12)  # the first one takes it by surprise
+    deadline = time.monotonic() + 250.0
+    runner = make(tmp_path, deadline=deadline, checkpoint_s=5.0)
+    assert runner.run(units(1)).stopped
+    assert diary(runner).epochs == [1, 2, 3]  # 10, its checkpoint's 100, 10, 10; a fourth and a checkpoint are too long
+    assert time.monotonic() < deadline
 
 
 def test_out_of_memory_means_a_smaller_stack_and_a_line_that_says_so(tmp_path, monkeypatch):
@@ -315,7 +359,8 @@ def test_an_evaluation_that_does_not_fit_takes_fewer_pictures_and_loses_nothing(
 
 
 def test_a_checkpoint_that_does_not_fit_now_is_kept(tmp_path, monkeypatch):
-    make(tmp_path, deadline=time.monotonic() - 1.0).run(units(1))
+    with out_of_time(monkeypatch, epoch=1):
+        make(tmp_path).run(units(1))
 
     def too_small(stack: Stack) -> torch.Tensor:
         raise torch.OutOfMemoryError("out of memory")

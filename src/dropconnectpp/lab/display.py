@@ -20,19 +20,19 @@ class Lines(Display):
     def __init__(self, console: Console) -> None:
         self.console = console
         self._title, self._epochs, self._done, self._first = "", 0, 0, 0
-        self._since = self._last = time.monotonic()
+        self._since = self._last = self._began = time.monotonic()
 
     def note(self, text: str) -> None:
         _print(self.console, text)
 
     def group(self, title: str, replicas: int, epochs: int, done: int) -> None:
         self._title, self._epochs, self._first, self._since = title, epochs, done, time.monotonic()
-        self._last = self._since
+        self._last = self._began = self._since
         resumed = f", going on after epoch {done}" if done else ""
         self.note(f"{title}: {counted(replicas, 'replica')}, {counted(epochs, 'epoch')}{resumed}")
 
     def epoch(self, done: int, loss: float, accuracy: float | None) -> None:
-        now = time.monotonic()
+        now = self._began = time.monotonic()
         if now - self._last < LINE_EVERY_S and done < self._epochs:
             return
         self._last = now
@@ -40,6 +40,8 @@ class Lines(Display):
         self.note(f"  epoch {done}/{self._epochs}, {_figures(loss, accuracy)}, {left:.0f} s left")
 
     def within(self, done: float) -> None:
+        if time.monotonic() - self._began < LINE_EVERY_S:
+            return  # the line at its end will say more
         epoch = math.ceil(done) or 1
         self._now_and_then(f"  epoch {epoch}/{self._epochs}, {done - epoch + 1:.0%} done")
 

@@ -94,9 +94,11 @@ class Runner:
             try:
                 while group := self._resumed(store, wanted) or self._fresh(store, wanted):
                     self._train(store, *group)
-            except OutOfTimeError:
+            except OutOfTimeError as error:
                 stopped = True
                 self.display.note("The time limit is near: stopped. The same command goes on from here.")
+                if error.needed_s is not None:
+                    self.display.note(f"What comes next takes about {error.needed_s:.0f} s without a stop.")
             finally:
                 store.release(list(wanted), self.owner)
             finished = len(store.finished() & wanted.keys())

@@ -26,6 +26,8 @@ HEARTBEAT_S = 60.0
 SMALLEST_CHUNK = 50
 SAVING_SHARE = 0.03
 """Of the time that checkpoints may take: those of many wide networks are gigabytes."""
+SAVING_BYTES_S = 2e8
+"""Bytes that a checkpoint writes in a second, until one was written and tells."""
 
 
 class Display:
@@ -54,7 +56,12 @@ class Display:
 
 
 class OutOfTimeError(Exception):
-    """The time limit is near; the stack's checkpoint is written."""
+    """The time limit is near; what was trained is in the stack's checkpoint."""
+
+    def __init__(self, needed_s: float | None = None) -> None:
+        super().__init__()
+        self.needed_s = needed_s
+        """What the next thing would have taken, where this sitting did nothing at all."""
 
 
 class ClaimsLostError(Exception):
@@ -110,6 +117,8 @@ class Sitting:
         self.stack = Stack(self.units, self.dataset, self.device)
         self.stack.on_batch = lambda share: self.display.within(self.stack.epoch + share)
         self.progress = Progress([[] for _ in self.units], [[] for _ in self.units])
+        self._saving_s = self.stack.state_bytes / SAVING_BYTES_S
+        self._trained = self._unsaved = False  # in this sitting; since the last checkpoint
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from where another sitting stopped."""
@@ -125,7 +134,7 @@ class Sitting:
 
     def save(self) -> None:
         """Write a checkpoint."""
-        progress = self.progress
+        progress, begun = self.progress, time.monotonic()
         self.checkpoints.write(
             Checkpoint(
                 self.keys,
@@ -138,6 +147,7 @@ class Sitting:
                 self.dataset.provenance.content,
             )
         )
+        self._saving_s, self._unsaved = time.monotonic() - begun, False
 
     def train(self, alive: Callable[[], None]) -> None:
         """All epochs that are left; ``alive`` is called after each and may raise."""
@@ -148,20 +158,19 @@ class Sitting:
             begun = time.monotonic()
             losses = self.stack.train_epoch().tolist()
             progress.epoch_s = time.monotonic() - begun
+            self._trained = self._unsaved = True
             for one, loss in zip(progress.losses, losses, strict=True):
                 one.append(loss)
             accuracy = self._evaluate() if self._evaluates(self.stack.epoch) else None
             self.display.epoch(self.stack.epoch, sum(losses) / len(losses), accuracy)
             alive()
             if time.monotonic() - saved > wait_s:
-                begun = time.monotonic()
                 self.save()
-                saved = time.monotonic()
-                wait_s = self._wait_s(saved - begun)
+                saved, wait_s = time.monotonic(), self._wait_s()
 
-    def _wait_s(self, saving_s: float) -> float:
-        """Until the next checkpoint, after one that took so long; 0, for each epoch, where ``checkpoint_s`` is."""
-        return max(self.checkpoint_s, saving_s / SAVING_SHARE) if self.checkpoint_s else 0.0
+    def _wait_s(self) -> float:
+        """Until the next checkpoint, by how long the last one took; 0, for each epoch, where ``checkpoint_s`` is."""
+        return max(self.checkpoint_s, self._saving_s / SAVING_SHARE) if self.checkpoint_s else 0.0
 
     def _evaluates(self, epoch: int) -> bool:
         return epoch % self.protocol.evaluation.every == 0 or epoch == self.protocol.training.epochs
@@ -176,16 +185,19 @@ class Sitting:
 
     def measure(self, foreign: Dataset | None) -> list[dict[str, Any]]:
         """Everything measured at the end, for each replica."""
-        if self.seconds > self.checkpoint_s:
+        if self._unsaved and self.seconds > self.checkpoint_s:
             self.save()  # the final evaluation may be long
-        self._require(self.progress.evaluation_s * _final_share(self.protocol.evaluation))
+        self._require(self.progress.evaluation_s * _final_share(self.protocol.evaluation), then_save=False)
         settings, report = self.protocol.evaluation, self.display.evaluating
         return self._with_less_memory(lambda: evaluation.final(self.stack, settings, foreign, report))
 
-    def _require(self, needed_s: float) -> None:
-        if self.deadline is not None and time.monotonic() + 1.1 * needed_s > self.deadline:
-            self.save()
-            raise OutOfTimeError
+    def _require(self, needed_s: float, *, then_save: bool = True) -> None:
+        """Stop here unless so much can be done in time, and then be saved."""
+        needed_s = 1.1 * (needed_s + (self._saving_s if then_save else 0.0))
+        if self.deadline is not None and time.monotonic() + needed_s > self.deadline:
+            if self._unsaved:
+                self.save()
+            raise OutOfTimeError(None if self._trained else needed_s)
 
     def _with_less_memory(self, work: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Evaluate fewer pictures at a time until they fit: nothing that was trained is lost."""

@@ -307,6 +307,11 @@ class Stack:
         ]
         return {"epoch": self.epoch, "step": int(self.step), "tensors": tensors, "sums": sums, "moments": moments}
 
+    @property
+    def state_bytes(self) -> int:
+        """About what `state` takes: the parameters and Adagrad's sum for each."""
+        return 2 * sum(value.numel() * value.element_size() for _, value in self._trained())
+
     @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from what `state` gave, for the same units."""
