@@ -62,6 +62,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/gradient_quality.py
 	$(BIN)/python benchmarks/training_step.py
 	$(BIN)/python benchmarks/digits_pruning.py
+	$(BIN)/python benchmarks/mask_memory.py
 	$(BIN)/python benchmarks/data_preparation.py
 	$(BIN)/python benchmarks/replica_step.py
 

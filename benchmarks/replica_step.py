@@ -530,7 +530,9 @@ def main() -> None:
     """Run the benchmark."""
     options = parser(__doc__)
     options.add_argument("--replicas", type=int, help="default: 50 on a GPU, 4 on a CPU")
-    options.add_argument("--growth", type=int, nargs="*", help="numbers of replicas to compare")
+    options.add_argument(
+        "--growth", type=int, nargs="*", help="numbers of replicas to compare; none given: no such table"
+    )
     options.add_argument("--hidden", type=int, nargs="+", default=[64, 512], help="units of the dense layer")
     options.add_argument("--methods", nargs="+", choices=list(METHODS), metavar="METHOD", default=list(METHODS))
     options.add_argument("--classes", type=int, default=10)
@@ -561,15 +563,16 @@ def main() -> None:
     for hidden, name in itertools.product(settings.hidden, settings.methods):
         run = partial(stack_step, settings, METHODS[name], settings.replicas, hidden)
         figures.measure("ours", name, hidden, run)
-    report.add(growth_table(settings, figures, settings.hidden[0]))
+    if settings.growth:
+        report.add(growth_table(settings, figures, settings.hidden[0]))
     compare(settings, figures)
     for hidden in settings.hidden:
         report.add(methods_table(settings, figures, hidden))
     report.add(projection(figures, settings.batch))
     # Last: a profiler leaves its traces on every later launch.
     if "profile" not in settings.skip:
-        for name in ("none", OPTIMAL):
-            report.add(where_the_time_goes(settings, name, settings.hidden[0]))
+        for hidden, name in itertools.product(settings.hidden, ("none", OPTIMAL)):
+            report.add(where_the_time_goes(settings, name, hidden))
     report.write(given.out)
 
 

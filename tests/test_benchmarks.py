@@ -16,12 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from dropconnectpp.lab import data, experiments, protocol, statistics
+from dropconnectpp.lab import data, evaluation, experiments, learned_gates, protocol, statistics
 from dropconnectpp.lab.convolutions import features
-from dropconnectpp.lab.data.dataset import Dataset, Split
+from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.data.normalisation import standardise
 from dropconnectpp.lab.network import linear, log_likelihoods
 from dropconnectpp.lab.ownership import Owner
@@ -595,3 +596,46 @@ def some_results(random: torch.Generator) -> dict[str, Any]:
     ]
     probabilities = {"nll": nll, "uncertainty": {"nll": averaged}, "brier": brier, "ece": ece}
     return {"accuracy": accuracy, **probabilities, "pruning": pruning, "posterior": {"standard_deviation": 0.1}}
+
+
+@pytest.fixture
+def mask_memory(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("mask_memory")
+
+
+def test_masks_of_a_minibatch_are_those_that_training_drew(mask_memory, monkeypatch) -> None:
+    random = np.random.default_rng(0)
+
+    def split(count: int) -> Split:
+        return Split(random.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8), np.arange(count) % 3)
+
+    small = Dataset("small", split(384), split(30), ("a", "b", "c"), "", "", Provenance("made up", verified=False))
+    monkeypatch.setattr(mask_memory.data, "load", lambda name: small)
+    drawn: list[torch.Tensor] = []
+    real = learned_gates.draw_masks
+
+    def noted(stream, keep, *where):
+        mask = real(stream, keep, *where)
+        if stream.purpose == "mask:weight":
+            drawn.append(mask)
+        return mask
+
+    monkeypatch.setattr(learned_gates, "draw_masks", noted)
+    settings = {"device": "cpu", "dataset": "small", "hidden": 4, "replicas": 2, "epochs": 1, "step_size": 0.005}
+    stack = mask_memory.trained(mask_memory.Settings(**settings))
+    likelihood, control, fixed = stack.segments
+    assert len(drawn) == 2 * 3, "two segments that learn, three minibatches"
+    for number, mask in enumerate(drawn[::2], 1):
+        again = mask_memory.masks(stack, likelihood, number)
+        assert (again == mask).double().mean() > 0.95, "but for those between pi~ and one half"
+        assert torch.equal(again, mask_memory.masks(stack, control, number))
+        assert torch.equal(again, mask_memory.masks(stack, fixed, number))
+    assert torch.allclose(mask_memory.shares(1.0 - 0.1 * again.double(), again), torch.ones(2, dtype=torch.float64))
+    other = mask_memory.masks(stack, likelihood, mask_memory.NEVER)
+    assert mask_memory.shares(other.double(), again).max() < 0.05
+    everything = torch.ones_like(again)
+    found = mask_memory.accuracies(stack, likelihood, [everything, again])
+    expected = [point["accuracy"] for point in evaluation.along_the_way(stack, stack.protocol.evaluation)[:2]]
+    assert found[0].tolist() == pytest.approx(expected)
+    assert found.shape == (2, 2)

@@ -1,0 +1,151 @@
+"""What pi~ and the weights remember of the masks of the first minibatches: a stack of replicas with Adagrad.
+
+Adagrad's first step has full size whatever the gradient is, and the first rewards are the largest. So pi~, learned by
+the score, may be little else than the mask of an early minibatch, and the weights that were on in it moved together.
+
+share of pi~'s variance   squared correlation of pi~ with the mask of that minibatch, over the synapses of a network
+on, off                   accuracy in percent of a network that keeps the half of its dense weights that was on, or off,
+                          in that minibatch
+never used                the same with masks that training did not see: a random half
+
+Means over the networks with 95% intervals (Student's t). Masks are drawn again at one half, where pi~ stays.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass, replace
+
+import torch
+from reporting import Cell, Report, Table, parser
+from scipy.stats import t as student
+from torch import Tensor
+
+from dropconnectpp.lab import data
+from dropconnectpp.lab.kernels.dense import draw_masks
+from dropconnectpp.lab.network import linear
+from dropconnectpp.lab.protocol import Architecture, Method, Protocol, Training
+from dropconnectpp.lab.streams import Stream
+from dropconnectpp.lab.training import Segment, Stack, Unit
+
+METHODS = {
+    "DropConnect++": Method(hyper="optimal"),
+    "DropConnect++, random sign": Method(hyper="optimal", reward="random-sign"),
+    "DropConnect": Method(kind="dropconnect", rate=0.5),
+}
+MINIBATCHES = (1, 2, 3, 4, 5, 10, 30, 100)
+"""Of which the masks are compared, counted from 1."""
+NEVER = 10**9
+"""Training does not come so far."""
+CHUNK = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run of this benchmark."""
+
+    device: str
+    dataset: str
+    hidden: int
+    replicas: int
+    epochs: int
+    step_size: float
+
+
+def trained(settings: Settings) -> Stack:
+    """Networks of every method with the same starts, orders of examples and streams of masks."""
+    protocol = Protocol(
+        data=settings.dataset,
+        architecture=Architecture(hidden=settings.hidden),
+        training=Training(step_size=settings.step_size, epochs=settings.epochs),
+    )
+    units = [
+        Unit(replace(protocol, method=method), replica)
+        for method in METHODS.values()
+        for replica in range(settings.replicas)
+    ]
+    stack = Stack(units, data.load(settings.dataset), torch.device(settings.device))
+    for epoch in range(settings.epochs):
+        stack.train_epoch()
+        print(f"[epoch {epoch + 1}/{settings.epochs}]", file=sys.stderr, flush=True)
+    return stack
+
+
+def masks(stack: Stack, segment: Segment, minibatch: int) -> Tensor:
+    """What was on in a minibatch, (R, O, I)."""
+    regulariser = segment.regulariser
+    half = torch.full_like(regulariser.keep_probability("weight"), 0.5)
+    stream = Stream(stack.protocol.root_seed, "mask:weight")
+    return draw_masks(stream, half, regulariser.replicas, minibatch - 1)
+
+
+def shares(keep: Tensor, mask: Tensor) -> Tensor:  # (R, O, I) -> (R,)
+    """Squared correlation over the synapses of each network."""
+    pairs = torch.stack([keep.double().flatten(1), mask.double().flatten(1)], 1)  # (R, 2, O I)
+    return torch.stack([torch.corrcoef(pair)[0, 1].square() for pair in pairs])
+
+
+@torch.no_grad()
+def accuracies(stack: Stack, segment: Segment, kept: list[Tensor]) -> Tensor:  # (K, R)
+    """In percent, by one pass, of networks with a part of their dense weights."""
+    weight, bias, *output = stack.segment_parameters(segment)
+    correct = torch.zeros(len(kept), len(weight), dtype=torch.float64, device=weight.device)
+    images, labels = stack.examples.test_images, stack.examples.test_labels
+    for first in range(0, len(images), CHUNK):
+        part = slice(first, first + CHUNK)
+        inputs = stack.features_of(images[part])[segment.rows]
+        for row, mask in zip(correct, kept, strict=True):
+            hidden = segment.regulariser.mean_pass(inputs, weight * mask, bias)
+            row += (linear(hidden, *output).argmax(-1) == labels[part]).sum(1)
+    return 100.0 * correct / len(images)
+
+
+def interval(values: Tensor, digits: int) -> str:
+    """Mean and 95% interval."""
+    half = student.ppf(0.975, len(values) - 1) * float(values.std()) / math.sqrt(len(values))
+    return f"{float(values.mean()):.{digits}f} ± {half:.{digits}f}"
+
+
+def main() -> None:
+    """Train, compare with the masks, cut by them."""
+    options = parser(__doc__)
+    options.add_argument("--dataset", default="fashion-mini", help="a name that `dcpp data list` shows")
+    options.add_argument("--hidden", type=int, default=64, help="units of the dense layer (default: 64)")
+    options.add_argument("--replicas", type=int, default=4, help="networks of each method (default: 4)")
+    options.add_argument("--epochs", type=int, default=5, help="(default: 5)")
+    options.add_argument("--step-size", type=float, default=0.005, help="Adagrad's (default: 0.005)")
+    given = vars(options.parse_args())
+    out = given.pop("out")
+    settings = Settings(**given)
+    if settings.replicas < 2:
+        options.error("--replicas must be 2 or more: intervals need a spread.")
+    report = Report("What the masks of the first minibatches leave behind", torch.device(settings.device), settings)
+    stack = trained(settings)
+    steps = settings.epochs * len(stack.batches)
+    numbers = [number for number in MINIBATCHES if number <= steps]
+    what = f"{settings.dataset}, {settings.hidden} units, {settings.replicas} networks, {settings.epochs} epochs"
+    rows: list[list[Cell]] = []
+    for name, segment in zip(METHODS, stack.segments, strict=True):
+        if segment.regulariser.parameters:
+            keep = segment.regulariser.keep_probability("weight")
+            found = [shares(keep, masks(stack, segment, number)) for number in (*numbers, NEVER)]
+            rows.append([name, *(interval(share, 3) for share in found)])
+    columns = ["method", *(f"minibatch {number}" for number in numbers), "never used"]
+    report.add(Table("Share of pi~'s variance that is one minibatch's mask", columns, rows, f"{what}."))
+    rows = []
+    for name, segment in zip(METHODS, stack.segments, strict=True):
+        seen = [masks(stack, segment, number) for number in (*numbers, NEVER)]
+        found = accuracies(stack, segment, [*seen, *(~mask for mask in seen), torch.ones_like(seen[0])])
+        whole = interval(found[-1], 2)
+        rows += [
+            [name, state, whole, *(interval(row, 2) for row in part)]
+            for state, part in (("on", found[: len(seen)]), ("off", found[len(seen) : -1]))
+        ]
+    columns = ["method", "kept", "all", *columns[1:]]
+    report.add(Table("Accuracy with half of the dense weights, by one minibatch's mask", columns, rows, f"{what}."))
+    report.write(out)
+
+
+if __name__ == "__main__":
+    main()
