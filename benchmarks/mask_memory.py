@@ -3,7 +3,8 @@
 Adagrad's first step has full size whatever the gradient is, and the first rewards are the largest. So pi~, learned by
 the score, may be little else than the mask of an early minibatch, and the weights that were on in it moved together.
 
-share of pi~'s variance   squared correlation of pi~ with the mask of that minibatch, over the synapses of a network
+share of pi~'s variance   squared correlation of pi~ with the mask of that minibatch, over the synapses of a network;
+                          for the first so many minibatches their sum, since masks are independent
 on, off                   accuracy in percent of a network that keeps the half of its dense weights that was on, or off,
                           in that minibatch
 never used                the same with masks that training did not see: a random half
@@ -34,8 +35,10 @@ METHODS = {
     "DropConnect++, random sign": Method(hyper="optimal", reward="random-sign"),
     "DropConnect": Method(kind="dropconnect", rate=0.5),
 }
-MINIBATCHES = (1, 2, 3, 4, 5, 10, 30, 100)
+MINIBATCHES = (1, 2, 3, 5, 10, 30, 100)
 """Of which the masks are compared, counted from 1."""
+TOGETHER = (10, 100)
+"""So many of the first minibatches are also taken together."""
 NEVER = 10**9
 """Training does not come so far."""
 CHUNK = 500
@@ -123,16 +126,21 @@ def main() -> None:
     report = Report("What the masks of the first minibatches leave behind", torch.device(settings.device), settings)
     stack = trained(settings)
     steps = settings.epochs * len(stack.batches)
+    if steps < TOGETHER[0]:
+        sys.exit(f"Training has {steps} minibatches; {TOGETHER[0]} are needed.")
     numbers = [number for number in MINIBATCHES if number <= steps]
     what = f"{settings.dataset}, {settings.hidden} units, {settings.replicas} networks, {settings.epochs} epochs"
+    sums = [number for number in TOGETHER if number <= steps]
     rows: list[list[Cell]] = []
     for name, segment in zip(METHODS, stack.segments, strict=True):
         if segment.regulariser.parameters:
             keep = segment.regulariser.keep_probability("weight")
-            found = [shares(keep, masks(stack, segment, number)) for number in (*numbers, NEVER)]
-            rows.append([name, *(interval(share, 3) for share in found)])
-    columns = ["method", *(f"minibatch {number}" for number in numbers), "never used"]
-    report.add(Table("Share of pi~'s variance that is one minibatch's mask", columns, rows, f"{what}."))
+            of = {n: shares(keep, masks(stack, segment, n)) for n in {*numbers, *range(1, max(sums) + 1), NEVER}}
+            together = [torch.stack([of[n] for n in range(1, last + 1)]).sum(0) for last in sums]
+            rows.append([name, *(interval(share, 3) for share in [*(of[n] for n in numbers), *together, of[NEVER]])])
+    columns = ["method", *(f"minibatch {number}" for number in numbers)]
+    shown = [*columns, *(f"the first {last}" for last in sums), "never used"]
+    report.add(Table("Share of pi~'s variance that is a minibatch's mask", shown, rows, f"{what}."))
     rows = []
     for name, segment in zip(METHODS, stack.segments, strict=True):
         seen = [masks(stack, segment, number) for number in (*numbers, NEVER)]
@@ -142,7 +150,7 @@ def main() -> None:
             [name, state, whole, *(interval(row, 2) for row in part)]
             for state, part in (("on", found[: len(seen)]), ("off", found[len(seen) : -1]))
         ]
-    columns = ["method", "kept", "all", *columns[1:]]
+    columns = ["method", "kept", "all", *columns[1:], "never used"]
     report.add(Table("Accuracy with half of the dense weights, by one minibatch's mask", columns, rows, f"{what}."))
     report.write(out)
 
