@@ -1,8 +1,10 @@
 """What pi~ and the weights remember of the masks of the first minibatches: a stack of replicas with Adagrad.
 
-Adagrad's first step has full size whatever the gradient is, and the first rewards are the largest. So pi~, learned by
-the score, may be little else than the mask of an early minibatch, and the weights that were on in it moved together.
+Adagrad's first step has full size whatever the gradient is. For the weights that may be too much: the loss jumps. For
+pi~, learned by the score, it comes with the first minibatch that has a baseline, the second. pi~ may then be little
+else than the mask of that minibatch, in which the weights that were on took a large correction.
 
+loss                      of a minibatch in nats per picture, before the step that it leads to
 share of pi~'s variance   squared correlation of pi~ with the mask of that minibatch, over the synapses of a network;
                           for the first so many minibatches their sum, since masks are independent
 on, off                   accuracy in percent of a network that keeps the half of its dense weights that was on, or off,
@@ -56,7 +58,7 @@ class Settings:
     step_size: float
 
 
-def trained(settings: Settings) -> Stack:
+def stacked(settings: Settings) -> Stack:
     """Networks of every method with the same starts, orders of examples and streams of masks."""
     protocol = Protocol(
         data=settings.dataset,
@@ -68,11 +70,18 @@ def trained(settings: Settings) -> Stack:
         for method in METHODS.values()
         for replica in range(settings.replicas)
     ]
-    stack = Stack(units, data.load(settings.dataset), torch.device(settings.device))
-    for epoch in range(settings.epochs):
+    return Stack(units, data.load(settings.dataset), torch.device(settings.device))
+
+
+def train(stack: Stack) -> Tensor:  # (T, R)
+    """All epochs; the loss of each minibatch of the first one, for each network."""
+    sums = [torch.zeros_like(stack.loss_sum)]
+    stack.on_batch = lambda _: sums.append(stack.loss_sum.clone())
+    for epoch in range(epochs := stack.protocol.training.epochs):
         stack.train_epoch()
-        print(f"[epoch {epoch + 1}/{settings.epochs}]", file=sys.stderr, flush=True)
-    return stack
+        stack.on_batch = None
+        print(f"[epoch {epoch + 1}/{epochs}]", file=sys.stderr, flush=True)
+    return torch.stack(sums).diff(dim=0) / stack.protocol.training.batch_size
 
 
 def masks(stack: Stack, segment: Segment, minibatch: int) -> Tensor:
@@ -124,21 +133,27 @@ def main() -> None:
     if settings.replicas < 2:
         options.error("--replicas must be 2 or more: intervals need a spread.")
     report = Report("What the masks of the first minibatches leave behind", torch.device(settings.device), settings)
-    stack = trained(settings)
-    steps = settings.epochs * len(stack.batches)
+    stack = stacked(settings)
+    steps = len(stack.batches)
     if steps < TOGETHER[0]:
-        sys.exit(f"Training has {steps} minibatches; {TOGETHER[0]} are needed.")
+        sys.exit(f"{settings.dataset} has {steps} minibatches an epoch; {TOGETHER[0]} are needed.")
+    losses = train(stack)
     numbers = [number for number in MINIBATCHES if number <= steps]
-    what = f"{settings.dataset}, {settings.hidden} units, {settings.replicas} networks, {settings.epochs} epochs"
+    what = f"{settings.dataset}, {settings.hidden} units, {settings.replicas} networks, epochs: {settings.epochs}"
+    columns = ["method", *(f"minibatch {number}" for number in numbers)]
+    rows: list[list[Cell]] = [
+        [name, *(interval(losses[number - 1, segment.rows], 2) for number in numbers)]
+        for name, segment in zip(METHODS, stack.segments, strict=True)
+    ]
+    report.add(Table("Loss", columns, rows, f"{what}."))
     sums = [number for number in TOGETHER if number <= steps]
-    rows: list[list[Cell]] = []
+    rows = []
     for name, segment in zip(METHODS, stack.segments, strict=True):
         if segment.regulariser.parameters:
             keep = segment.regulariser.keep_probability("weight")
             of = {n: shares(keep, masks(stack, segment, n)) for n in {*numbers, *range(1, max(sums) + 1), NEVER}}
             together = [torch.stack([of[n] for n in range(1, last + 1)]).sum(0) for last in sums]
             rows.append([name, *(interval(share, 3) for share in [*(of[n] for n in numbers), *together, of[NEVER]])])
-    columns = ["method", *(f"minibatch {number}" for number in numbers)]
     shown = [*columns, *(f"the first {last}" for last in sums), "never used"]
     report.add(Table("Share of pi~'s variance that is a minibatch's mask", shown, rows, f"{what}."))
     rows = []

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from dropconnectpp.lab import data, evaluation, experiments, learned_gates, protocol, statistics
+from dropconnectpp.lab import data, evaluation, experiments, learned_gates, protocol, regularisers, statistics
 from dropconnectpp.lab.convolutions import features
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.data.normalisation import standardise
@@ -622,20 +622,25 @@ def test_masks_of_a_minibatch_are_those_that_training_drew(mask_memory, monkeypa
         return mask
 
     monkeypatch.setattr(learned_gates, "draw_masks", noted)
-    settings = {"device": "cpu", "dataset": "small", "hidden": 4, "replicas": 2, "epochs": 1, "step_size": 0.005}
-    stack = mask_memory.trained(mask_memory.Settings(**settings))
-    likelihood, control, fixed = stack.segments
-    assert len(drawn) == 2 * 3, "two segments that learn, three minibatches"
-    for number, mask in enumerate(drawn[::2], 1):
-        again = mask_memory.masks(stack, likelihood, number)
-        assert (again == mask).double().mean() > 0.95, "but for those between pi~ and one half"
-        assert torch.equal(again, mask_memory.masks(stack, control, number))
-        assert torch.equal(again, mask_memory.masks(stack, fixed, number))
-    assert torch.allclose(mask_memory.shares(1.0 - 0.1 * again.double(), again), torch.ones(2, dtype=torch.float64))
-    other = mask_memory.masks(stack, likelihood, mask_memory.NEVER)
+    monkeypatch.setattr(regularisers, "draw_masks", noted)
+    settings = {"device": "cpu", "dataset": "small", "hidden": 4, "replicas": 2, "epochs": 2, "step_size": 0.005}
+    stack = mask_memory.stacked(mask_memory.Settings(**settings))
+    losses = mask_memory.train(stack)
+    assert losses.shape == (3, 6), "the first epoch's minibatches"
+    assert losses[0].tolist() == pytest.approx([math.log(3)] * 6, abs=0.3)
+    assert len(drawn) == 3 * 6, "three segments, two epochs of three minibatches"
+    for number in range(1, 7):
+        for segment, mask in zip(stack.segments, drawn[3 * (number - 1) :], strict=False):
+            again = mask_memory.masks(stack, segment, number)
+            if segment.regulariser.parameters:
+                assert (again == mask).double().mean() > 0.95, "but for those between pi~ and one half"
+            else:
+                assert torch.equal(again, mask)
+    keep = 1.0 - 0.1 * again.double()
+    assert torch.allclose(mask_memory.shares(keep, again), torch.ones(2, dtype=torch.float64))
+    other = mask_memory.masks(stack, stack.segments[0], mask_memory.NEVER)
     assert mask_memory.shares(other.double(), again).max() < 0.05
-    everything = torch.ones_like(again)
-    found = mask_memory.accuracies(stack, likelihood, [everything, again])
+    found = mask_memory.accuracies(stack, stack.segments[0], [torch.ones_like(again), torch.zeros_like(again)])
     expected = [point["accuracy"] for point in evaluation.along_the_way(stack, stack.protocol.evaluation)[:2]]
     assert found[0].tolist() == pytest.approx(expected)
-    assert found.shape == (2, 2)
+    assert found[0].tolist() != found[1].tolist(), "without its dense weights a network is another"

@@ -61,7 +61,7 @@ class OutOfTimeError(Exception):
     def __init__(self, needed_s: float | None = None) -> None:
         super().__init__()
         self.needed_s = needed_s
-        """What the next thing would have taken, where this sitting did nothing at all."""
+        """What the next thing would have taken, where this sitting did nothing at all and an earlier one tells."""
 
 
 class ClaimsLostError(Exception):
@@ -197,7 +197,7 @@ class Sitting:
         if self.deadline is not None and time.monotonic() + needed_s > self.deadline:
             if self._unsaved:
                 self.save()
-            raise OutOfTimeError(None if self._trained else needed_s)
+            raise OutOfTimeError(None if self._trained or not self.progress.epoch_s else needed_s)
 
     def _with_less_memory(self, work: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Evaluate fewer pictures at a time until they fit: nothing that was trained is lost."""
