@@ -245,7 +245,7 @@ def test_a_time_limit_stops_cleanly_and_the_same_command_goes_on(dcpp):
     assert (code, out) == (3, "")
     assert "The time limit is near: stopped. The same command goes on from here." in err
     assert rows() == []
-    assert len(list(Path("dcpp-results/checkpoints").glob("*.pt"))) == 1
+    assert not list(Path("dcpp-results").glob("checkpoints/*")), "nothing was trained"
     assert dcpp("run", "mine.toml", "--time-limit", "1h30m")[0] == 0
     assert [row.status for row in rows()] == ["done"] * 6
 
