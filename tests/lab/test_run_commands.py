@@ -256,8 +256,10 @@ def test_a_time_limit_while_choosing_stops_too(dcpp):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_keeps_what_was_finished_and_the_same_command_goes_on(dcpp, monkeypatch, number):
+def test_a_signal_keeps_what_was_finished_and_the_same_command_goes_on(dcpp, monkeypatch, request, number):
     before = signal.getsignal(signal.SIGTERM)
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background may ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, ours))
     real = Runner._finish
 
     def finish(*arguments: Any) -> None:
