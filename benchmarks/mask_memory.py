@@ -26,6 +26,7 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from dropconnectpp.lab import data
+from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.kernels.dense import draw_masks
 from dropconnectpp.lab.network import linear
 from dropconnectpp.lab.protocol import Architecture, Method, Protocol, Training
@@ -58,7 +59,7 @@ class Settings:
     step_size: float
 
 
-def stacked(settings: Settings) -> Stack:
+def stacked(settings: Settings, dataset: Dataset) -> Stack:
     """Networks of every method with the same starts, orders of examples and streams of masks."""
     protocol = Protocol(
         data=settings.dataset,
@@ -70,7 +71,7 @@ def stacked(settings: Settings) -> Stack:
         for method in METHODS.values()
         for replica in range(settings.replicas)
     ]
-    return Stack(units, data.load(settings.dataset), torch.device(settings.device))
+    return Stack(units, dataset, torch.device(settings.device))
 
 
 def train(stack: Stack) -> Tensor:  # (T, R)
@@ -119,6 +120,44 @@ def interval(values: Tensor, digits: int) -> str:
     return f"{float(values.mean()):.{digits}f} ± {half:.{digits}f}"
 
 
+def loss_table(stack: Stack, losses: Tensor, numbers: list[int], note: str) -> Table:
+    """How the loss goes in the first minibatches."""
+    rows: list[list[Cell]] = [
+        [name, *(interval(losses[number - 1, segment.rows], 2) for number in numbers)]
+        for name, segment in zip(METHODS, stack.segments, strict=True)
+    ]
+    return Table("Loss", ["method", *(f"minibatch {number}" for number in numbers)], rows, note)
+
+
+def shares_table(stack: Stack, numbers: list[int], note: str) -> Table:
+    """How much of pi~ is the masks of the first minibatches."""
+    sums = [number for number in TOGETHER if number <= len(stack.batches)]
+    rows: list[list[Cell]] = []
+    for name, segment in zip(METHODS, stack.segments, strict=True):
+        if segment.regulariser.parameters:
+            keep = segment.regulariser.keep_probability("weight")
+            of = {n: shares(keep, masks(stack, segment, n)) for n in {*numbers, *range(1, max(sums) + 1), NEVER}}
+            together = [torch.stack([of[n] for n in range(1, last + 1)]).sum(0) for last in sums]
+            rows.append([name, *(interval(share, 3) for share in [*(of[n] for n in numbers), *together, of[NEVER]])])
+    columns = [*(f"minibatch {number}" for number in numbers), *(f"the first {last}" for last in sums)]
+    return Table("Share of pi~'s variance that is a minibatch's mask", ["method", *columns, "never used"], rows, note)
+
+
+def halves_table(stack: Stack, numbers: list[int], note: str) -> Table:
+    """What is left of a network that keeps half of its dense weights by a mask."""
+    rows: list[list[Cell]] = []
+    for name, segment in zip(METHODS, stack.segments, strict=True):
+        seen = [masks(stack, segment, number) for number in (*numbers, NEVER)]
+        found = accuracies(stack, segment, [*seen, *(~mask for mask in seen), torch.ones_like(seen[0])])
+        whole = interval(found[-1], 2)
+        rows += [
+            [name, state, whole, *(interval(row, 2) for row in part)]
+            for state, part in (("on", found[: len(seen)]), ("off", found[len(seen) : -1]))
+        ]
+    columns = ["method", "kept", "all", *(f"minibatch {number}" for number in numbers), "never used"]
+    return Table("Accuracy with half of the dense weights, by one minibatch's mask", columns, rows, note)
+
+
 def main() -> None:
     """Train, compare with the masks, cut by them."""
     options = parser(__doc__)
@@ -133,40 +172,18 @@ def main() -> None:
     if settings.replicas < 2:
         options.error("--replicas must be 2 or more: intervals need a spread.")
     report = Report("What the masks of the first minibatches leave behind", torch.device(settings.device), settings)
-    stack = stacked(settings)
-    steps = len(stack.batches)
-    if steps < TOGETHER[0]:
-        sys.exit(f"{settings.dataset} has {steps} minibatches an epoch; {TOGETHER[0]} are needed.")
+    dataset = data.load(settings.dataset)
+    stack = stacked(settings, dataset)
+    if len(stack.batches) < TOGETHER[0]:
+        sys.exit(f"{settings.dataset} has {len(stack.batches)} minibatches an epoch; {TOGETHER[0]} are needed.")
     losses = train(stack)
-    numbers = [number for number in MINIBATCHES if number <= steps]
-    what = f"{settings.dataset}, {settings.hidden} units, {settings.replicas} networks, epochs: {settings.epochs}"
-    columns = ["method", *(f"minibatch {number}" for number in numbers)]
-    rows: list[list[Cell]] = [
-        [name, *(interval(losses[number - 1, segment.rows], 2) for number in numbers)]
-        for name, segment in zip(METHODS, stack.segments, strict=True)
-    ]
-    report.add(Table("Loss", columns, rows, f"{what}."))
-    sums = [number for number in TOGETHER if number <= steps]
-    rows = []
-    for name, segment in zip(METHODS, stack.segments, strict=True):
-        if segment.regulariser.parameters:
-            keep = segment.regulariser.keep_probability("weight")
-            of = {n: shares(keep, masks(stack, segment, n)) for n in {*numbers, *range(1, max(sums) + 1), NEVER}}
-            together = [torch.stack([of[n] for n in range(1, last + 1)]).sum(0) for last in sums]
-            rows.append([name, *(interval(share, 3) for share in [*(of[n] for n in numbers), *together, of[NEVER]])])
-    shown = [*columns, *(f"the first {last}" for last in sums), "never used"]
-    report.add(Table("Share of pi~'s variance that is a minibatch's mask", shown, rows, f"{what}."))
-    rows = []
-    for name, segment in zip(METHODS, stack.segments, strict=True):
-        seen = [masks(stack, segment, number) for number in (*numbers, NEVER)]
-        found = accuracies(stack, segment, [*seen, *(~mask for mask in seen), torch.ones_like(seen[0])])
-        whole = interval(found[-1], 2)
-        rows += [
-            [name, state, whole, *(interval(row, 2) for row in part)]
-            for state, part in (("on", found[: len(seen)]), ("off", found[len(seen) : -1]))
-        ]
-    columns = ["method", "kept", "all", *columns[1:], "never used"]
-    report.add(Table("Accuracy with half of the dense weights, by one minibatch's mask", columns, rows, f"{what}."))
+    numbers = [number for number in MINIBATCHES if number <= len(stack.batches)]
+    note = f"{settings.dataset}, {settings.hidden} units, {settings.replicas} networks, epochs: {settings.epochs}."
+    if not dataset.provenance.verified:
+        note += " The pictures' files do not have the official checksums."
+    report.add(loss_table(stack, losses, numbers, note))
+    report.add(shares_table(stack, numbers, note))
+    report.add(halves_table(stack, numbers, note))
     report.write(out)
 
 

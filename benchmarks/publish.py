@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dropconnectpp.errors import DropConnectError
 from dropconnectpp.lab.report import figures, markdown, rendering
-from dropconnectpp.lab.report.cells import Cell, Laid, cells, grouped, method, title
+from dropconnectpp.lab.report.cells import Cell, Laid, cells, grouped, method, title, trust_notes
 from dropconnectpp.lab.report.evidence import chosen_names
 from dropconnectpp.lab.report.experiments import WAYS, Notes, Selected, plain_experiment, select, selection_notes
 from dropconnectpp.lab.report.layout import lay_out
@@ -184,7 +184,7 @@ def _chosen(selected: Selected, content: Content) -> Laid:
         caption="How step sizes, rates and logit steps were chosen, without the test set",
         columns=("Method", "Setting", "Chosen", "By", "Tried", "n"),
         groups=grouped(table, title, make),
-        notes=tuple(notes_below),
+        notes=(*notes_below, *trust_notes(table)),
         words=(1, 3, 4),
     )
 

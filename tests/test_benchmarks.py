@@ -387,6 +387,18 @@ def test_publish_everything(publish: Publish, mixed_store: Path) -> None:
     assert len(lines(sections["selection"])) == 7
 
 
+def test_publish_explains_its_marks_and_gives_what_was_recorded(tmp_path: Path) -> None:
+    record = ROOT / "records" / "2026-11-17-svhn"
+    (tmp_path / "results.sqlite").write_bytes(gzip.decompress((record / "results.sqlite.gz").read_bytes()))
+    options = ("--prefix", "svhn", "--dataset", "svhn", "--experiment", "table1")
+    found = run("publish.py", str(tmp_path / "results.sqlite"), str(tmp_path / "out"), *options)
+    assert found.returncode == 0, found.stderr[-2000:]
+    for path in record.glob("svhn_*.md"):
+        text = (tmp_path / "out" / path.name).read_text()
+        assert text == path.read_text()
+        assert "† The files of this data set do not have the official checksums" in text
+
+
 def test_publish_gives_the_same_bytes(publish: Publish, tmp_path: Path) -> None:
     found = []
     for _ in range(2):
@@ -611,7 +623,6 @@ def test_masks_of_a_minibatch_are_those_that_training_drew(mask_memory, monkeypa
         return Split(random.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8), np.arange(count) % 3)
 
     small = Dataset("small", split(384), split(30), ("a", "b", "c"), "", "", Provenance("made up", verified=False))
-    monkeypatch.setattr(mask_memory.data, "load", lambda name: small)
     drawn: list[torch.Tensor] = []
     real = learned_gates.draw_masks
 
@@ -624,7 +635,7 @@ def test_masks_of_a_minibatch_are_those_that_training_drew(mask_memory, monkeypa
     monkeypatch.setattr(learned_gates, "draw_masks", noted)
     monkeypatch.setattr(regularisers, "draw_masks", noted)
     settings = {"device": "cpu", "dataset": "small", "hidden": 4, "replicas": 2, "epochs": 2, "step_size": 0.005}
-    stack = mask_memory.stacked(mask_memory.Settings(**settings))
+    stack = mask_memory.stacked(mask_memory.Settings(**settings), small)
     losses = mask_memory.train(stack)
     assert losses.shape == (3, 6), "the first epoch's minibatches"
     assert losses[0].tolist() == pytest.approx([math.log(3)] * 6, abs=0.3)

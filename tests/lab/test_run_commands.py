@@ -410,7 +410,7 @@ def test_a_demo_that_another_process_trains_ends_without_a_report(dcpp, small_de
 def test_the_demo_trains_times_and_reports(dcpp, small_demo):
     code, out, err = dcpp("demo", "--repeats", "2", "--epochs", "1", "--device", "cpu")
     assert code == 0
-    assert "8 replicas, 1 epoch" in err
+    assert "8 replicas, 1 epoch\n" in err
     assert "timing in turn: No regularization, Dropout, DropConnect, DropConnect++" in err
     assert [row.status for row in rows("dcpp-demo")] == ["done"] * 8
     assert len(notes("timings", "dcpp-demo")) == 4

@@ -19,14 +19,14 @@ class Lines(Display):
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._title, self._epochs, self._done, self._first = "", 0, 0, 0
+        self._epochs = self._first = 0
         self._since = self._last = self._began = time.monotonic()
 
     def note(self, text: str) -> None:
         _print(self.console, text)
 
     def group(self, title: str, replicas: int, epochs: int, done: int) -> None:
-        self._title, self._epochs, self._first, self._since = title, epochs, done, time.monotonic()
+        self._epochs, self._first, self._since = epochs, done, time.monotonic()
         self._last = self._began = self._since
         resumed = f", going on after epoch {done}" if done else ""
         self.note(f"{title}: {counted(replicas, 'replica')}, {counted(epochs, 'epoch')}{resumed}")
