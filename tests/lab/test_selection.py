@@ -161,6 +161,84 @@ def test_the_rate_with_the_best_held_out_accuracy_is_chosen(tmp_path):
     assert [trial["accuracy"] for trial in evidence(runner, OPEN)["rate_trials"]] == [65.0, 65.5]
 
 
+def by_rate(accuracies: dict[float, float]) -> Callable[[Unit], dict[str, Any]]:
+    return lambda unit: {"losses": [1.0], "accuracy": accuracies[unit.protocol.method.rate or 0.0]}
+
+
+FARTHER = replace(SETTINGS, farther=(0.8, 0.9, 0.95), step_sizes=(0.01,), rate_replicas=1)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "tried", "best"),
+    [
+        ({0.5: 0.0, 0.2: 60.0, 0.6: 59.0}, [0.2, 0.6], 0.2),
+        ({0.5: 0.0, 0.2: 60.0, 0.6: 61.0, 0.8: 60.5}, [0.2, 0.6, 0.8], 0.6),
+        ({0.5: 0.0, 0.2: 60.0, 0.6: 61.0, 0.8: 62.0, 0.9: 61.5}, [0.2, 0.6, 0.8, 0.9], 0.8),
+        ({0.5: 0.0, 0.2: 1.0, 0.6: 2.0, 0.8: 3.0, 0.9: 4.0, 0.95: 5.0}, [0.2, 0.6, 0.8, 0.9, 0.95], 0.95),
+    ],
+)
+def test_where_the_highest_rate_is_the_best_a_higher_one_is_tried(tmp_path, accuracies, tried, best):
+    runner = scripted(tmp_path, by_rate(accuracies))
+    assert chosen(OPEN, runner, FARTHER).method.rate == best
+    found = evidence(runner, OPEN)
+    assert found["rate"] == best
+    assert [one["rate"] for one in found["rate_trials"]] == tried
+    assert [one["accuracy"] for one in found["rate_trials"]] == [accuracies[rate] for rate in tried]
+    notes = [f"DropConnect: the highest rate is the best so far, {rate} is tried." for rate in tried[2:]]
+    assert runner.display.notes == notes  # type: ignore[attr-defined]
+
+
+def test_rates_of_ones_own_are_not_gone_beyond_unless_asked(tmp_path):
+    accuracies = {0.2: 1.0, 0.5: 0.0, 0.6: 2.0}
+    assert chosen(OPEN, scripted(tmp_path, by_rate(accuracies))).method.rate == 0.6
+    assert Selection(rates=(0.2, 0.6)).after(0.6) is None
+    assert Selection(farther=()).after(0.8) is None
+
+
+def test_where_the_highest_rates_diverge_none_higher_is_tried(tmp_path):
+    def script(unit: Unit) -> dict[str, Any]:
+        if unit.protocol.method.rate == PROVISIONAL_RATE:
+            return {"losses": [1.0], "accuracy": 0.0}
+        return {"losses": [math.nan], "diverged_at": 1}
+
+    runner = scripted(tmp_path, script)
+    chosen(OPEN, runner, FARTHER)
+    assert [one["rate"] for one in evidence(runner, OPEN)["rate_trials"]] == [0.2, 0.6]
+
+
+def test_together_a_higher_rate_is_tried_with_every_step_size(tmp_path):
+    def script(unit: Unit) -> dict[str, Any]:
+        training, method = unit.protocol.training, unit.protocol.method
+        return {"losses": [1.0], "accuracy": 100 * (method.rate or 0.0) + (training.step_size == 0.05)}
+
+    runner = scripted(tmp_path, script)
+    found = chosen(OPEN, runner, replace(TOGETHER, farther=(0.7,)))
+    assert (found.training.step_size, found.method.rate) == (0.05, 0.7)
+    tried = [(one["step_size"], one["rate"]) for one in evidence(runner, OPEN, "selection together")["together_trials"]]
+    assert tried[-2:] == [(0.001, 0.7), (0.05, 0.7)]
+
+
+def test_a_stop_before_a_higher_rate_keeps_the_trials_and_the_next_call_goes_on(tmp_path):
+    made: list[float] = []
+
+    def script(unit: Unit) -> dict[str, Any]:
+        made.append(unit.protocol.method.rate or 0.0)
+        return {"losses": [1.0], "accuracy": made[-1]}
+
+    class Stops(Scripted):
+        def run(self, units: Sequence[Unit]) -> Outcome:
+            if any(unit.protocol.method.rate == 0.8 for unit in units):
+                return Outcome(0, 1, True)
+            return super().run(units)
+
+    runner = scripted(tmp_path, script)
+    stopped = Stops(tmp_path, CPU, lambda _: tiny(), Diary())
+    stopped.script = script
+    assert select([OPEN], stopped, FARTHER) is None
+    assert chosen(OPEN, runner, FARTHER).method.rate == 0.95
+    assert made == [PROVISIONAL_RATE, PROVISIONAL_RATE, 0.2, 0.6, 0.8, 0.9, 0.95]  # two replicas for the step size
+
+
 def test_a_rate_at_which_one_replica_diverges_is_never_chosen(tmp_path):
     def script(unit: Unit) -> dict[str, Any]:
         if unit.protocol.method.rate == 0.2 and unit.replica:
@@ -482,6 +560,9 @@ def test_nobody_waits_beyond_the_time_limit(tmp_path, monkeypatch):
         ({"rates": ()}, "rates must be one or more numbers in [0, 1), got ()."),
         ({"rates": (0.5, 1.0)}, "rates must be one or more numbers in [0, 1), got (0.5, 1.0)."),
         ({"rates": (-0.1,)}, "rates must be one or more numbers in [0, 1)"),
+        ({"farther": (0.8,)}, "farther must be rising numbers between the highest rate and 1, got (0.8,)."),
+        ({"farther": (0.95, 0.9)}, "farther must be rising numbers between the highest rate and 1"),
+        ({"farther": (0.9, 1.0)}, "farther must be rising numbers between the highest rate and 1"),
         ({"step_epochs": 0}, "step_epochs must be at least 1, got 0."),
         ({"step_replicas": 0}, "step_replicas must be at least 1, got 0."),
         ({"rate_epochs": 0}, "rate_epochs must be at least 1, got 0."),

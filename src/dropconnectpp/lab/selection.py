@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dropconnectpp.lab.note_names import PAPERS_WAY, TOGETHER
@@ -24,6 +24,8 @@ from dropconnectpp.lab.training import Unit
 PROVISIONAL_RATE = 0.5
 """At which the step size is chosen while the rate is open."""
 QUICK = Evaluation(curve_samples=0, samples=(), shares=(), predictive_samples=0, every=10**6)
+RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+FARTHER = (0.9, 0.95)
 WAIT_S = 5.0
 """Between looks at trials that another process trains."""
 
@@ -36,7 +38,10 @@ class Selection:
     step_epochs: int = 2
     """"the first few iterations"."""
     step_replicas: int = 3
-    rates: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+    rates: tuple[float, ...] = RATES
+    farther: tuple[float, ...] | None = None
+    """Rates to go on to, one after another, while the highest that was tried is the best. None: `FARTHER` after
+    `RATES`, and none after rates of your own."""
     logit_steps: tuple[float, ...] = ()
     """Logit steps to try for DropConnect++ where none is given; chosen as rates are."""
     rate_epochs: int | None = None
@@ -53,6 +58,9 @@ class Selection:
             raise ProtocolError(f"step_sizes must be one or more positive numbers, got {self.step_sizes}.")
         if not self.rates or not all(0.0 <= rate < 1.0 for rate in self.rates):
             raise ProtocolError(f"rates must be one or more numbers in [0, 1), got {self.rates}.")
+        farther = self.farther or ()
+        if list(farther) != sorted(set(farther)) or not all(max(self.rates) < rate < 1.0 for rate in farther):
+            raise ProtocolError(f"farther must be rising numbers between the highest rate and 1, got {farther}.")
         if not all(0.0 < step < math.inf for step in self.logit_steps):
             raise ProtocolError(f"logit_steps must be positive numbers, got {self.logit_steps}.")
         for name in ("step_epochs", "step_replicas", "rate_epochs", "rate_replicas"):
@@ -61,6 +69,19 @@ class Selection:
                 raise ProtocolError(f"{name} must be at least 1, got {value}.")
         if not 0.0 < self.holdout_share < 1.0:  # with none held out, rates would be compared on the test set
             raise ProtocolError(f"holdout_share must lie in (0, 1), got {self.holdout_share}.")
+
+    def after(self, rate: float) -> float | None:
+        """The rate to go on to where ``rate`` is the best; None where `rates` has a higher one, and after the last.
+
+        >>> Selection().after(0.7), Selection().after(0.8), Selection().after(0.9), Selection().after(0.95)
+        (None, 0.9, 0.95, None)
+        """
+        farther = self.farther
+        if farther is None:
+            farther = FARTHER if self.rates == RATES else ()
+        if rate < max(self.rates):
+            return None
+        return next((one for one in farther if one > rate), None)
 
 
 def select(protocols: Sequence[Protocol], runner: Runner, settings: Selection) -> dict[str, Protocol] | None:
@@ -163,10 +184,45 @@ def _candidates(protocol: Protocol, settings: Selection) -> dict[Values, Protoco
     }
 
 
+@dataclass
+class _Trials:
+    """What is tried on held-out training data for one protocol."""
+
+    protocol: Protocol
+    holdout: int
+    epochs: int
+    candidates: dict[Values, Protocol] = field(default_factory=dict)
+    short: dict[Values, Protocol] = field(default_factory=dict)
+    """The candidates as they are trained for it."""
+
+    def add(self, settings: Selection) -> None:
+        """What the settings offer."""
+        for values, one in _candidates(self.protocol, settings).items():
+            training = replace(one.training, holdout=self.holdout, epochs=self.epochs)
+            self.candidates[values] = one
+            self.short[values] = replace(one, training=training, evaluation=QUICK)
+
+    def measured(self, rows: Mapping[str, Sequence[Row]]) -> dict[Values, float]:
+        """Mean accuracy of each; not finite where one diverged."""
+        return {
+            values: _mean(rows[trial.digest], lambda row: row.results.get("accuracy", math.nan))
+            for values, trial in self.short.items()
+        }
+
+    def next_rate(self, rows: Mapping[str, Sequence[Row]], settings: Selection) -> float | None:
+        """A higher rate, where the highest that was tried is the best."""
+        measured = self.measured(rows)
+        best = _best(measured)
+        rate = dict(best).get("rate")
+        if rate is None or not math.isfinite(measured[best]):
+            return None
+        farther = settings.after(rate)
+        return None if any(dict(values).get("rate") == farther for values in measured) else farther
+
+
 def _choose_held_out(protocols: dict[str, Protocol], runner: Runner, settings: Selection) -> dict[str, _Chosen] | None:
     """What is open, by the accuracy on held-out training data, by digest."""
-    candidates: dict[str, dict[Values, Protocol]] = {}
-    trials: dict[str, dict[Values, Protocol]] = {}
+    trials: dict[str, _Trials] = {}
     for digest, protocol in protocols.items():
         if protocol.training.holdout:
             missing = " and ".join(name.replace("_", " ") for name, _ in next(iter(_candidates(protocol, settings))))
@@ -175,34 +231,52 @@ def _choose_held_out(protocols: dict[str, Protocol], runner: Runner, settings: S
                 f"Give the {missing}, or leave out the holdout."
             )
         holdout = max(1, round(settings.holdout_share * len(runner.dataset(protocol.data).train)))
-        epochs = settings.rate_epochs or protocol.training.epochs
-        candidates[digest] = _candidates(protocol, settings)
-        trials[digest] = {
-            values: replace(one, training=replace(one.training, holdout=holdout, epochs=epochs), evaluation=QUICK)
-            for values, one in candidates[digest].items()
-        }
-    rows = _run(trials, runner, settings.rate_replicas)
-    if rows is None:
-        return None
-    found = {}
-    for digest, tried in trials.items():
-        measured = {
-            values: _mean(rows[trial.digest], lambda row: row.results.get("accuracy", math.nan))
-            for values, trial in tried.items()
-        }
-        best = max(measured, key=lambda one: measured[one] if math.isfinite(measured[one]) else -math.inf)
-        names = [name for name, _ in best]
-        if not math.isfinite(measured[best]):
-            taken = " and ".join(str(value) for _, value in best)
-            advice = "Try smaller ones." if "step_size" in names else "Try a smaller step size."
-            runner.display.note(f"Every {' and '.join(names)} diverged, {taken} is taken. {advice}")
-        evidence = [
-            {**dict(values), "accuracy": accuracy, "n": len(rows[tried[values].digest])}
-            for values, accuracy in measured.items()
-        ]
-        kind = "together" if "step_size" in names else names[0]
-        found[digest] = _Chosen(candidates[digest][best], dict(best) | {f"{kind}_trials": evidence})
-    return found
+        trials[digest] = _Trials(protocol, holdout, settings.rate_epochs or protocol.training.epochs)
+        trials[digest].add(settings)
+    rows: dict[str, list[Row]] = {}
+    growing = trials
+    while growing:
+        new = {digest: one.short for digest, one in growing.items()}
+        found = _run(new, runner, settings.rate_replicas)
+        if found is None:
+            return None
+        rows |= found
+        growing = _go_on(growing, rows, runner, settings)
+    return {digest: _chosen(one, rows, runner) for digest, one in trials.items()}
+
+
+def _go_on(
+    trials: Mapping[str, _Trials], rows: Mapping[str, Sequence[Row]], runner: Runner, settings: Selection
+) -> dict[str, _Trials]:
+    """Those of which the highest rate is the best, with a higher one."""
+    growing = {}
+    for digest, one in trials.items():
+        rate = one.next_rate(rows, settings)
+        if rate is not None:
+            runner.display.note(f"{one.protocol.method.label}: the highest rate is the best so far, {rate} is tried.")
+            one.add(replace(settings, rates=(rate,), farther=()))
+            growing[digest] = one
+    return growing
+
+
+def _best(measured: Mapping[Values, float]) -> Values:
+    return max(measured, key=lambda one: measured[one] if math.isfinite(measured[one]) else -math.inf)
+
+
+def _chosen(trials: _Trials, rows: Mapping[str, Sequence[Row]], runner: Runner) -> _Chosen:
+    measured = trials.measured(rows)
+    best = _best(measured)
+    names = [name for name, _ in best]
+    if not math.isfinite(measured[best]):
+        taken = " and ".join(str(value) for _, value in best)
+        advice = "Try smaller ones." if "step_size" in names else "Try a smaller step size."
+        runner.display.note(f"Every {' and '.join(names)} diverged, {taken} is taken. {advice}")
+    evidence = [
+        {**dict(values), "accuracy": accuracy, "n": len(rows[trials.short[values].digest])}
+        for values, accuracy in measured.items()
+    ]
+    kind = "together" if "step_size" in names else names[0]
+    return _Chosen(trials.candidates[best], dict(best) | {f"{kind}_trials": evidence})
 
 
 def _run(trials: Mapping[str, Mapping[Any, Protocol]], runner: Runner, replicas: int) -> dict[str, list[Row]] | None:
