@@ -3,7 +3,7 @@
 `python benchmarks/compare_measures.py results.sqlite --against DropConnect --methods "DropConnect++ (sparse)"` compares
 networks on the test set, or with `--held-out` on held-out training data, where a name has its step size too.
 p is Welch's, or paired for a network against itself; beside it, adjusted by Holm for all rows. `--call NAME SHORT`
-gives a long name a shorter one in the table. `--out FILE.md` writes the table as well.
+gives a long name a shorter one in the table. Several stores count as one. `--out FILE.md` writes the table as well.
 """
 
 from __future__ import annotations
@@ -73,14 +73,17 @@ class Line:
         ]
 
 
-def networks(store: Path, dataset: str, held_out: bool) -> dict[str, dict[int, Results]]:
+def networks(stores: Sequence[Path], dataset: str, held_out: bool) -> dict[str, dict[int, Results]]:
     """Results on the test set, or on held-out training data, by method and replica."""
     if held_out:
-        found = {named(rows): rows for rows in tried([store]) if rows[0].protocol.settings["data"] == dataset}
+        found = {named(rows): rows for rows in tried(stores) if rows[0].protocol.settings["data"] == dataset}
     else:
-        with Store.open(store, read_only=True) as opened:
-            selected = select(opened.rows(), opened.notes())
-        found = {one.label: list(one.rows) for one in selected.experiments if one.data == dataset}
+        rows, notes = [], {}
+        for path in stores:
+            with Store.open(path, read_only=True) as opened:
+                rows += opened.rows()
+                notes |= opened.notes()
+        found = {one.label: list(one.rows) for one in select(rows, notes).experiments if one.data == dataset}
     done = {name: [row for row in rows if row.status == "done"] for name, rows in found.items()}
     return {name: {row.key.replica: row.results for row in rows} for name, rows in done.items()}
 
@@ -127,7 +130,7 @@ def lines(found: Mapping[str, Mapping[int, Results]], methods: Sequence[str], ot
 def main() -> None:
     """Print the table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("store", type=Path)
+    options.add_argument("stores", nargs="+", type=Path)
     options.add_argument("--dataset", default="cifar10")
     options.add_argument("--against", nargs="+", default=["DropConnect"], metavar="METHOD")
     options.add_argument("--methods", nargs="+", required=True, metavar="METHOD")
@@ -135,12 +138,13 @@ def main() -> None:
     options.add_argument("--call", nargs=2, action="append", default=[], metavar=("NAME", "SHORT"))
     options.add_argument("--out", type=Path)
     given = options.parse_args()
-    found = networks(given.store, given.dataset, given.held_out)
+    found = networks(given.stores, given.dataset, given.held_out)
     short = dict(given.call)
     missing = [method for method in (*given.against, *given.methods, *short) if method not in found]
     if missing:
         known = ", ".join(found) or "none"
-        raise SystemExit(f"Not in {given.store} on {given.dataset}: {', '.join(missing)}. There are: {known}.")
+        stores = ", ".join(map(str, given.stores))
+        raise SystemExit(f"Not in {stores} on {given.dataset}: {', '.join(missing)}. There are: {known}.")
     found = {short.get(name, name): networks for name, networks in found.items()}
     table = lines(found, *([short.get(name, name) for name in names] for names in (given.methods, given.against)))
     adjusted = holm([one.comparison.p for one in table])
