@@ -399,6 +399,51 @@ def test_publish_explains_its_marks_and_gives_what_was_recorded(tmp_path: Path) 
         assert "† The files of this data set do not have the official checksums" in text
 
 
+LIGHTER = "DropConnect++ (estimator=local, hyper=optimal, alpha=2.0, beta=8.0, logit_step=100.0, kl_weight=8.0)"
+NOISE = "DropConnect++ (estimator=local, hyper=optimal, keep_probability=0.1, logit_step=1e-09)"
+EACH = "DropConnect++ (per-example)"
+USUAL, BEST = "DropConnect (every=5, rate=0.8)", "DropConnect (every=50, rate=0.9)"
+CALLED = {
+    LIGHTER: "lighter",
+    NOISE: "noise alone",
+    EACH: "per-example",
+    USUAL: "DropConnect, rate 0.8",
+    BEST: "DropConnect, rate 0.9",
+    "Dropout": "Dropout, rate 0.8",
+}
+
+
+@pytest.mark.parametrize(
+    ("table", "stores", "dataset", "methods", "against"),
+    [
+        ("cifar10_lighter", "cifar10/results connectivity/cifar10", "cifar10", [LIGHTER], ["DropConnect", EACH, NOISE]),
+        (
+            "fashion_lighter",
+            "fashion-mnist/results connectivity/fashion",
+            "fashion-mnist",
+            [LIGHTER],
+            ["DropConnect", EACH],
+        ),
+        ("svhn_presets", "svhn/results connectivity/svhn_best_rate", "svhn", [EACH, BEST], [USUAL, BEST, "Dropout"]),
+    ],
+)
+def test_networks_of_several_stores_compare_as_recorded(
+    tmp_path: Path, table, stores, dataset, methods, against
+) -> None:
+    unpacked = []
+    for name in stores.split():
+        folder, store = name.split("/")
+        packed = max((ROOT / "records").glob(f"*-{folder}/{store}.sqlite.gz"))
+        unpacked.append(tmp_path / f"{folder}.sqlite")
+        unpacked[-1].write_bytes(gzip.decompress(packed.read_bytes()))
+    short = [word for name in {*methods, *against} & set(CALLED) for word in ("--call", name, CALLED[name])]
+    options = ("--dataset", dataset, "--methods", *methods, "--against", *against, *short)
+    found = run("compare_measures.py", *map(str, unpacked), *options, "--out", str(tmp_path / "table.md"))
+    assert found.returncode == 0, found.stderr[-2000:]
+    recorded = max((ROOT / "records").glob(f"*-connectivity/{table}.md"))
+    assert (tmp_path / "table.md").read_text() == recorded.read_text()
+
+
 def test_publish_gives_the_same_bytes(publish: Publish, tmp_path: Path) -> None:
     found = []
     for _ in range(2):
