@@ -234,11 +234,12 @@ def test_compare_groups(tmp_path: Path) -> None:
 KERNELS = ROOT / "records" / "2026-11-16-kernels"
 
 
-def test_compare_stores(tmp_path: Path) -> None:
+@pytest.mark.parametrize("record", ["2026-11-16-kernels", "2026-11-17-kernels"])
+def test_compare_stores(tmp_path: Path, record: str) -> None:
     out = tmp_path / "table.md"
-    stores = [str(KERNELS / f"{name}.sqlite") for name in ("mixed", "float32")]
+    stores = [str(ROOT / "records" / record / "mixed.sqlite"), str(KERNELS / "float32.sqlite")]
     assert run("compare_stores.py", *stores, "--out", str(out)).returncode == 0
-    recorded = (KERNELS / "precisions_cuda.md").read_text()
+    recorded = (ROOT / "records" / record / "precisions_cuda.md").read_text()
     assert out.read_text() == recorded
     lines = [line.split(" | ") for line in recorded.splitlines() if "accuracy, %" in line]
     assert len(lines) == 2
@@ -442,6 +443,70 @@ def test_networks_of_several_stores_compare_as_recorded(
     assert found.returncode == 0, found.stderr[-2000:]
     recorded = max((ROOT / "records").glob(f"*-connectivity/{table}.md"))
     assert (tmp_path / "table.md").read_text() == recorded.read_text()
+
+
+def test_the_setting_that_went_to_the_test_sets_is_the_one_that_the_rule_chooses(tmp_path: Path) -> None:
+    stores = []
+    for place, packed in enumerate(sorted((ROOT / "records").glob("*-connectivity/search.sqlite.gz"))):
+        stores.append(tmp_path / f"{place}.sqlite")
+        stores[-1].write_bytes(gzip.decompress(packed.read_bytes()))
+    searched = ("--searches", str(ROOT / "experiments" / "lighter_search.toml"))
+    sets = {"cifar10": "lighter", "fashion-mnist": "lighter_fashion"}
+    written = [word for name in sets for word in ("--write", name, str(tmp_path / f"{name}.toml"))]
+    below = ("--below", "DropConnect, rate 0.7, step size 0.005")
+    found = run("choose_setting.py", *map(str, stores), *searched, *below, *written)
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert found.stdout.splitlines()[-1] == f"chosen: {LIGHTER}"
+    for name, file in sets.items():
+        ran = experiments.from_file(ROOT / "experiments" / f"{file}.toml")
+        assert experiments.from_file(tmp_path / f"{name}.toml") == ran
+
+
+SEARCH = """
+repeats = 2
+
+[protocol]
+data = "{data}"
+
+[protocol.training]
+step_size = 0.01
+holdout = 10
+
+[[methods]]
+alpha = [1, 2, 3, 4]
+
+[[methods]]
+logit_step = 1e-9
+"""
+
+
+def test_choose_setting_by_accuracy_over_all_searches_among_those_with_a_low_nll(tmp_path: Path) -> None:
+    accuracies = {"cifar10": [60.0, 71.0, 90.0, 75.0, 99.0], "svhn": [60.0, 79.0, 90.0, 70.0, 99.0]}
+    likelihoods = {"cifar10": [0.4, 0.4, 0.6, 0.4, 0.4], "svhn": [9.0] * 5}  # the first search's count
+    files, reference, me = [], protocol.Method(kind="dropconnect", rate=0.5), Owner.here()
+    with Store.open(tmp_path / "results.sqlite") as store:
+        for name in accuracies:
+            files.append(tmp_path / f"{name}.toml")
+            files[-1].write_text(SEARCH.format(data=name))
+            tried = experiments.from_file(files[-1]).protocols
+            rows = [*zip(tried, accuracies[name], likelihoods[name], strict=True)]
+            rows.append((replace(tried[0], method=reference), 50.0, 0.5))
+            for one, accuracy, nll in rows:
+                for key in store.claim([(store.add(one), replica) for replica in range(2)], me):
+                    results = {"accuracy": accuracy + key.replica, "nll": nll}
+                    store.finish(key, me, "done", results=results, seconds=1.0, device="none")
+    options = (str(tmp_path / "results.sqlite"), "--searches", *map(str, files))
+    below = ("--below", "DropConnect, rate 0.5, step size 0.01")
+    found = run("choose_setting.py", *options, *below, "--write", "svhn", str(tmp_path / "chosen.toml"))
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert found.stdout.splitlines()[-1] == "chosen: DropConnect++ (alpha=2.0)"
+    (chosen,) = experiments.from_file(tmp_path / "chosen.toml").protocols
+    assert chosen == protocol.paper("svhn", protocol.Method(alpha=2.0))
+    unknown = run("choose_setting.py", *options, "--below", "DropConnect")
+    assert "0 settings on cifar10 are called 'DropConnect'; one is needed." in unknown.stderr
+    files[0].write_text(SEARCH.format(data="cifar10").replace("repeats = 2", "repeats = 3"))
+    early = run("choose_setting.py", *options, *below)
+    assert "cifar10, DropConnect++: 2 of 3 networks." in early.stderr
 
 
 def test_publish_gives_the_same_bytes(publish: Publish, tmp_path: Path) -> None:
