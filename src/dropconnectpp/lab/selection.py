@@ -41,7 +41,7 @@ class Selection:
     rates: tuple[float, ...] = RATES
     farther: tuple[float, ...] | None = None
     """Rates to go on to, one after another, while the highest that was tried is the best. None: `FARTHER` after
-    `RATES`, and none after rates of your own."""
+    `RATES`, and none after any others."""
     logit_steps: tuple[float, ...] = ()
     """Logit steps to try for DropConnect++ where none is given; chosen as rates are."""
     rate_epochs: int | None = None
@@ -192,21 +192,21 @@ class _Trials:
     holdout: int
     epochs: int
     candidates: dict[Values, Protocol] = field(default_factory=dict)
-    short: dict[Values, Protocol] = field(default_factory=dict)
-    """The candidates as they are trained for it."""
+    trained: dict[Values, Protocol] = field(default_factory=dict)
+    """The candidates as they are trained for that: without the held-out examples."""
 
     def add(self, settings: Selection) -> None:
         """What the settings offer."""
         for values, one in _candidates(self.protocol, settings).items():
             training = replace(one.training, holdout=self.holdout, epochs=self.epochs)
             self.candidates[values] = one
-            self.short[values] = replace(one, training=training, evaluation=QUICK)
+            self.trained[values] = replace(one, training=training, evaluation=QUICK)
 
     def measured(self, rows: Mapping[str, Sequence[Row]]) -> dict[Values, float]:
         """Mean accuracy of each; not finite where one diverged."""
         return {
             values: _mean(rows[trial.digest], lambda row: row.results.get("accuracy", math.nan))
-            for values, trial in self.short.items()
+            for values, trial in self.trained.items()
         }
 
     def next_rate(self, rows: Mapping[str, Sequence[Row]], settings: Selection) -> float | None:
@@ -217,7 +217,8 @@ class _Trials:
         if rate is None or not math.isfinite(measured[best]):
             return None
         farther = settings.after(rate)
-        return None if any(dict(values).get("rate") == farther for values in measured) else farther
+        known = {dict(values)["rate"] for values in measured}
+        return None if farther in known else farther
 
 
 def _choose_held_out(protocols: dict[str, Protocol], runner: Runner, settings: Selection) -> dict[str, _Chosen] | None:
@@ -236,8 +237,8 @@ def _choose_held_out(protocols: dict[str, Protocol], runner: Runner, settings: S
     rows: dict[str, list[Row]] = {}
     growing = trials
     while growing:
-        new = {digest: one.short for digest, one in growing.items()}
-        found = _run(new, runner, settings.rate_replicas)
+        wanted = {digest: one.trained for digest, one in growing.items()}
+        found = _run(wanted, runner, settings.rate_replicas)
         if found is None:
             return None
         rows |= found
@@ -248,7 +249,7 @@ def _choose_held_out(protocols: dict[str, Protocol], runner: Runner, settings: S
 def _go_on(
     trials: Mapping[str, _Trials], rows: Mapping[str, Sequence[Row]], runner: Runner, settings: Selection
 ) -> dict[str, _Trials]:
-    """Those of which the highest rate is the best, with a higher one."""
+    """Adds a higher rate to those of which the highest is the best, and gives them back."""
     growing = {}
     for digest, one in trials.items():
         rate = one.next_rate(rows, settings)
@@ -272,7 +273,7 @@ def _chosen(trials: _Trials, rows: Mapping[str, Sequence[Row]], runner: Runner) 
         advice = "Try smaller ones." if "step_size" in names else "Try a smaller step size."
         runner.display.note(f"Every {' and '.join(names)} diverged, {taken} is taken. {advice}")
     evidence = [
-        {**dict(values), "accuracy": accuracy, "n": len(rows[trials.short[values].digest])}
+        {**dict(values), "accuracy": accuracy, "n": len(rows[trials.trained[values].digest])}
         for values, accuracy in measured.items()
     ]
     kind = "together" if "step_size" in names else names[0]
