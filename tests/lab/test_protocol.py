@@ -144,6 +144,7 @@ def test_whole_numbers_and_fractions_that_are_equal_have_one_digest():
         {"kl_warmup": 5, "kl_weight": 0.0},
         {"kind": "dropconnect", "kl_warmup": 5},
         {"kind": "dropconnect", "freeze_after": 5},
+        {"kind": "dropconnect", "learn_after": 5},
         {"kind": "dropout", "slab": 0.1},
         {"kind": "none", "slab": 0.1},
     ],
@@ -219,6 +220,8 @@ def test_settings_are_read_from_toml(tmp_path):
         (lambda: Method(kl_weight=-1.0), "kl_weight must not be negative, got -1.0."),
         (lambda: Method(kl_warmup=-1), "kl_warmup must not be negative, got -1."),
         (lambda: Method(freeze_after=0), "freeze_after must be at least 1, got 0."),
+        (lambda: Method(learn_after=-1), "learn_after must not be negative, got -1."),
+        (lambda: Method(learn_after=3, freeze_after=3), "freeze_after must be at least 4, got 3."),
         (lambda: Method(slab=0.0), "slab must be positive, got 0.0."),
         (lambda: Method(slab=float("inf")), "slab must be finite, got inf."),
         (lambda: Method(baseline="leave-one-out"), "baseline 'leave-one-out' needs num_samples of at least 2."),
@@ -312,13 +315,14 @@ def test_tables_call_methods_by_name_and_what_was_changed():
 
 
 def test_settings_that_came_late_are_left_out_where_they_are_not_set():
-    names = ("reward", "kl_warmup", "freeze_after", "slab")
+    names = ("reward", "kl_warmup", "freeze_after", "slab", "learn_after")
     assert not set(names) & set(Protocol().to_dict()["method"])
-    late = Protocol(method=Method(kl_warmup=5, freeze_after=8, slab=0.03))
+    late = Protocol(method=Method(kl_warmup=5, freeze_after=8, slab=0.03, learn_after=6))
     assert {name: late.to_dict()["method"].get(name) for name in names[1:]} == {
         "kl_warmup": 5,
         "freeze_after": 8,
         "slab": 0.03,
+        "learn_after": 6,
     }
 
 
@@ -329,6 +333,8 @@ def test_the_kls_weight_rises_and_the_posteriors_step_ends():
     late = replace(usual, kl_warmup=4, freeze_after=2)
     assert [late.kl_weight_in(epoch) for epoch in range(6)] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.0]
     assert [late.gate_step_in(epoch) for epoch in range(4)] == [3.0, 3.0, 0.0, 0.0]
+    later = replace(usual, learn_after=2, freeze_after=3)
+    assert [later.gate_step_in(epoch) for epoch in range(4)] == [0.0, 0.0, 3.0, 0.0]
 
 
 # ---------------------------------------------------------------------------------------------- the paper

@@ -427,12 +427,13 @@ def test_a_methods_estimator_is_the_librarys(method):
 def test_methods_share_a_segment_where_they_differ_in_what_a_row_holds():
     assert same_segment(Method(kind="dropout", rate=0.1), Method(kind="dropout", rate=0.9))
     assert not same_segment(Method(kind="dropout", rate=0.1), Method(kind="dropconnect", rate=0.1))
-    shared = {"rate", "logit_step", "kl_weight", "kl_warmup", "freeze_after"}
+    shared = {"rate", "logit_step", "kl_weight", "kl_warmup", "learn_after", "freeze_after"}
     for changes in (
         {"logit_step": 2.0},
         {"kl_weight": 0.0},
         {"kl_weight": 30.0, "kl_warmup": 5},
         {"freeze_after": 1},
+        {"learn_after": 1},
         {"alpha": 2.0},
         {"slab": 0.1},
         {"keep_probability": 0.6},

@@ -61,6 +61,8 @@ def varied(method: Method) -> list[Method]:
         {"kl_weight": 20.0, "kl_warmup": 3},
         {"freeze_after": 1, "logit_step": 10.0},
         {"kl_weight": 0.0, "freeze_after": 2},
+        {"learn_after": 1, "logit_step": 4.0},
+        {"learn_after": 2, "freeze_after": 4},
         {"kl_weight": 50.0, "kl_warmup": 2, "freeze_after": 3, "logit_step": 5.0},
     ]
     return [replace(method, **one) for one in changes]
@@ -774,6 +776,58 @@ def test_a_frozen_posterior_stays_as_it_is_while_the_weights_train_on(method):
         assert_equal(posterior_of(stack), posterior)
         assert not any(torch.equal(value, posterior[name]) for name, value in posterior_of(free).items())
         assert not torch.equal(stack.parameters["dense.weight"], weight)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Method(logit_step=30.0),
+        Method(estimator="straight-through", hyper="optimal", logit_step=10.0),
+        Method(estimator="local", hyper="optimal", logit_step=20.0, kl_weight=40.0),
+    ],
+)
+def test_a_posterior_that_learns_late_starts_as_if_it_were_new(method):
+    for fused in (False, True):
+        late, never, free = (
+            stack_of(Unit(settings(one), 3))
+            for one in (replace(method, learn_after=2), replace(method, learn_after=9), method)
+        )
+        late.fused = never.fused = free.fused = fused
+        start = posterior_of(late)
+        for one in (late, never):
+            one.train_epoch()
+            one.train_epoch()
+        assert_equal(posterior_of(late), start)
+        assert_equal(late.state()["tensors"], never.state()["tensors"])
+        weight = late.parameters["dense.weight"].detach().clone()
+        state = late.state()
+        idle = [sums for name, sums in state["sums"].items() if name.startswith("segment")]
+        assert any(sums.any() for sums in idle)  # what is added up while nothing moves is forgotten
+        for sums in idle:
+            sums.zero_()
+        free.load_state(state)
+        late.train_epoch()
+        free.train_epoch()
+        assert_equal(late.state()["tensors"], free.state()["tensors"])
+        assert_equal(late.state()["sums"], free.state()["sums"])
+        moved = [name for name, value in posterior_of(late).items() if not torch.equal(value, start[name])]
+        assert moved
+        assert not torch.equal(late.parameters["dense.weight"], weight)
+
+
+def test_a_posterior_that_learns_late_goes_on_from_a_checkpoint_as_if_never_stopped():
+    method = Method(estimator="local", hyper="optimal", learn_after=2, logit_step=10.0)
+    through = stack_of(Unit(settings(method), 3))
+    for _ in range(4):
+        through.train_epoch()
+    for stop in (1, 2, 3):
+        before, after = stack_of(Unit(settings(method), 3)), stack_of(Unit(settings(method), 3))
+        for _ in range(stop):
+            before.train_epoch()
+        after.load_state(before.state())
+        for _ in range(4 - stop):
+            after.train_epoch()
+        assert_equal(after.state()["tensors"], through.state()["tensors"])
 
 
 # -------------------------------------------------------------------------------------------- the fused step

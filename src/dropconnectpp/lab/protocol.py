@@ -157,6 +157,9 @@ class Method:
     kl_warmup: int = field(default=0, metadata=LATE)
     """Epochs over which the KL's weight rises: in epoch e, counted from 0, it is kl_weight min(1, e / kl_warmup). 0:
     none."""
+    learn_after: int = field(default=0, metadata=LATE)
+    """Epochs in which the posterior stays where it starts, so that the weights come first to what the data want of
+    them; then it learns, with Adagrad's sums for it at zero. 0: none."""
     freeze_after: int | None = field(default=None, metadata=LATE)
     """Epochs after which the posterior stays as it is, while masks are drawn from it and the weights train on. None:
     never."""
@@ -178,9 +181,10 @@ class Method:
         _require(0.0 <= self.decay < 1.0, f"decay must lie in [0, 1), got {self.decay}.")
         _require(self.kl_weight >= 0, f"kl_weight must not be negative, got {self.kl_weight}.")
         _require(self.kl_warmup >= 0, f"kl_warmup must not be negative, got {self.kl_warmup}.")
+        _require(self.learn_after >= 0, f"learn_after must not be negative, got {self.learn_after}.")
         _require(
-            self.freeze_after is None or self.freeze_after >= 1,
-            f"freeze_after must be at least 1, got {self.freeze_after}.",
+            self.freeze_after is None or self.freeze_after > self.learn_after,
+            f"freeze_after must be at least {self.learn_after + 1}, got {self.freeze_after}.",
         )
         alien = {"bbvi": ("same-sample",), "eq16": ("mean-network", "leave-one-out")}.get(self.estimator, ())
         _require(self.baseline not in alien, f"estimator {self.estimator!r} has no baseline {self.baseline!r}.")
@@ -218,8 +222,9 @@ class Method:
         return self.logit_step
 
     def gate_step_in(self, epoch: int) -> float:
-        """`gate_step` in an epoch, counted from 0: 0 once the posterior is frozen."""
-        return self.gate_step if self.freeze_after is None or epoch < self.freeze_after else 0.0
+        """`gate_step` in an epoch, counted from 0: 0 before the posterior learns and once it is frozen."""
+        frozen = self.freeze_after is not None and epoch >= self.freeze_after
+        return 0.0 if frozen or epoch < self.learn_after else self.gate_step
 
     def kl_weight_in(self, epoch: int) -> float:
         """`kl_weight` in an epoch, counted from 0.

@@ -177,9 +177,13 @@ class Stack:
 
     def _begin_epoch(self) -> None:
         """Set what depends on the epoch, in place: a CUDA graph reads the same memory."""
-        for segment in self.segments:
-            segment.regulariser.begin_epoch(self.epoch)
-            segment.gate_sizes.copy_(self.step_sizes[segment.rows] * segment.regulariser.gate_step)
+        for number, segment in enumerate(self.segments):
+            regulariser = segment.regulariser
+            regulariser.begin_epoch(self.epoch)
+            segment.gate_sizes.copy_(self.step_sizes[segment.rows] * regulariser.gate_step)
+            late = [row for row, m in enumerate(regulariser.methods) if m.learn_after and m.learn_after == self.epoch]
+            for name in regulariser.parameters if late else ():
+                self.accumulators[f"segment{number}.{name}"][late] = 0.0
 
     def shuffle(self) -> None:
         """Draw the order of examples of the epoch that comes."""
@@ -329,7 +333,7 @@ def _same_segment(one: Method, other: Method) -> bool:
     """Whether replicas of both methods can share a segment: all agrees but what a regulariser holds by replica."""
 
     def shared(method: Method) -> Method:
-        return replace(method, rate=None, logit_step=1.0, kl_weight=1.0, kl_warmup=0, freeze_after=None)
+        return replace(method, rate=None, logit_step=1.0, kl_weight=1.0, kl_warmup=0, learn_after=0, freeze_after=None)
 
     return shared(one) == shared(other)
 
