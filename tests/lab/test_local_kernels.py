@@ -319,7 +319,8 @@ def mixed_units(batch_size: int) -> list[Unit]:
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_the_fused_step_is_the_plain_one(batch_size: int) -> None:
     units = mixed_units(batch_size)
-    assert len(stack_of(*units).segments) == len(LOCAL) - 5 + len(OTHERS)
+    together = len(varied(LOCAL[0]))  # of which one segment is made
+    assert len(stack_of(*units).segments) == len(LOCAL) - together + 1 + len(OTHERS)
     assert_fused_is_plain(units, batch_size)
 
 
