@@ -1,16 +1,18 @@
 """Which of the settings that were tried on held-out training data goes to the test set? A rule fixed beforehand says.
 
-`python benchmarks/choose_setting.py search.sqlite --searches experiments/lighter_search.toml --below "DropConnect, rate
-0.7, step size 0.005" --write cifar10 chosen.toml` takes, of the methods that every search has and that learn, those
-with a lower NLL than that setting on the first search's data, and of these the one with the highest accuracy, averaged
-over the searches. `--write DATASET FILE.toml` writes its experiment on that data set's test set: 50 networks, the step
-size chosen as in Table 1.
+    python benchmarks/choose_setting.py search.sqlite --searches experiments/lighter_search.toml \\
+        --below "DropConnect, rate 0.7, step size 0.005" --write cifar10 chosen.toml
+
+Of the methods that every search has and that learn it takes those with a lower NLL than that setting on the first
+search's data, and of these the one with the highest accuracy, averaged over the searches. `--write DATASET FILE.toml`
+writes its experiment on that data set's test set: 50 networks, the step size chosen as in Table 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -68,7 +70,7 @@ def candidates(searches: Sequence[Experiment], found: dict[str, list[Row]]) -> l
 
 def choose(offered: Sequence[Candidate], limit: float) -> Candidate:
     """The most accurate of those with an NLL below the limit."""
-    good = [one for one in offered if one.nll < limit and one.accuracy == one.accuracy]
+    good = [one for one in offered if one.nll < limit and math.isfinite(one.accuracy)]
     if not good:
         raise SystemExit(f"None has an NLL below {limit:.4f}.")
     return max(good, key=lambda one: one.accuracy)

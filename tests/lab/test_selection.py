@@ -185,7 +185,8 @@ def test_where_the_highest_rate_is_the_best_a_higher_one_is_tried(tmp_path, accu
     assert [one["rate"] for one in found["rate_trials"]] == tried
     assert [one["accuracy"] for one in found["rate_trials"]] == [accuracies[rate] for rate in tried]
     notes = [f"DropConnect: the highest rate is the best so far, {rate} is tried." for rate in tried[2:]]
-    assert runner.display.notes == notes  # type: ignore[attr-defined]
+    assert isinstance(runner.display, Diary)
+    assert runner.display.notes == notes
 
 
 def test_rates_of_ones_own_are_not_gone_beyond_unless_asked(tmp_path):
