@@ -469,7 +469,7 @@ repeats = 2
 data = "{data}"
 
 [protocol.training]
-step_size = 0.01
+step_size = {steps}
 holdout = 10
 
 [[methods]]
@@ -480,22 +480,32 @@ logit_step = 1e-9
 """
 
 
+Rows = list[tuple[protocol.Protocol, float, float]]
+
+
+def store_of(path: Path, rows: Rows) -> Path:
+    """Two networks of each protocol, with an accuracy, which the second exceeds by one, and an NLL."""
+    me = Owner.here()
+    with Store.open(path) as store:
+        for one, accuracy, nll in rows:
+            for key in store.claim([(store.add(one), replica) for replica in range(2)], me):
+                results = {"accuracy": accuracy + key.replica, "nll": nll}
+                store.finish(key, me, "done", results=results, seconds=1.0, device="none")
+    return path
+
+
 def test_choose_setting_by_accuracy_over_all_searches_among_those_with_a_low_nll(tmp_path: Path) -> None:
     accuracies = {"cifar10": [60.0, 71.0, 90.0, 75.0, 99.0], "svhn": [60.0, 79.0, 90.0, 70.0, 99.0]}
-    likelihoods = {"cifar10": [0.4, 0.4, 0.6, 0.4, 0.4], "svhn": [9.0] * 5}  # the first search's count
-    files, reference, me = [], protocol.Method(kind="dropconnect", rate=0.5), Owner.here()
-    with Store.open(tmp_path / "results.sqlite") as store:
-        for name in accuracies:
-            files.append(tmp_path / f"{name}.toml")
-            files[-1].write_text(SEARCH.format(data=name))
-            tried = experiments.from_file(files[-1]).protocols
-            rows = [*zip(tried, accuracies[name], likelihoods[name], strict=True)]
-            rows.append((replace(tried[0], method=reference), 50.0, 0.5))
-            for one, accuracy, nll in rows:
-                for key in store.claim([(store.add(one), replica) for replica in range(2)], me):
-                    results = {"accuracy": accuracy + key.replica, "nll": nll}
-                    store.finish(key, me, "done", results=results, seconds=1.0, device="none")
-    options = (str(tmp_path / "results.sqlite"), "--searches", *map(str, files))
+    likelihoods = {"cifar10": [0.4, 0.4, 0.6, 0.4, 0.4], "svhn": [9.0] * 5}  # svhn has no limit
+    rows: Rows = []
+    files, other = [], protocol.Method(kind="dropconnect", rate=0.5)
+    for name in accuracies:
+        files.append(tmp_path / f"{name}.toml")
+        files[-1].write_text(SEARCH.format(data=name, steps=0.01))
+        tried = experiments.from_file(files[-1]).protocols
+        rows += zip(tried, accuracies[name], likelihoods[name], strict=True)
+        rows.append((replace(tried[0], method=other), 50.0, 0.5))
+    options = (str(store_of(tmp_path / "results.sqlite", rows)), "--searches", *map(str, files))
     below = ("--below", "DropConnect, rate 0.5, step size 0.01")
     found = run("choose_setting.py", *options, *below, "--write", "svhn", str(tmp_path / "chosen.toml"))
     assert found.returncode == 0, found.stderr[-2000:]
@@ -504,9 +514,39 @@ def test_choose_setting_by_accuracy_over_all_searches_among_those_with_a_low_nll
     assert chosen == protocol.paper("svhn", protocol.Method(alpha=2.0))
     unknown = run("choose_setting.py", *options, "--below", "DropConnect")
     assert "0 settings on cifar10 are called 'DropConnect'; one is needed." in unknown.stderr
-    files[0].write_text(SEARCH.format(data="cifar10").replace("repeats = 2", "repeats = 3"))
+    assert "None has a lower NLL." in run("choose_setting.py", *options, *below, below[1]).stderr
+    assert "3 settings to be below, 2 searches." in run("choose_setting.py", *options, *below, "x", "y").stderr
+    files[0].write_text(SEARCH.format(data="cifar10", steps=0.01).replace("repeats = 2", "repeats = 3"))
     early = run("choose_setting.py", *options, *below)
     assert "cifar10, DropConnect++: 2 of 3 networks." in early.stderr
+
+
+def test_choose_setting_takes_the_best_step_size_whose_nll_is_low(tmp_path: Path) -> None:
+    # Two step sizes of each method; the most accurate of all has too high an NLL, the next at one step size has.
+    accuracies = [60, 61, 70, 72, 80, 79, 95, 96, 99, 99]
+    likelihoods = [0.4, 0.4, 0.4, 0.4, 0.6, 0.4, 0.6, 0.6, 0.4, 0.4]
+    search = tmp_path / "search.toml"
+    search.write_text(SEARCH.format(data="cifar10", steps=[0.005, 0.01]))
+    tried = experiments.from_file(search).protocols
+    rows: Rows = [*zip(tried, map(float, accuracies), likelihoods, strict=True)]
+    rows.append((replace(tried[0], method=protocol.Method(kind="dropconnect", rate=0.5)), 50.0, 0.5))
+    store = store_of(tmp_path / "results.sqlite", rows)
+    written = [tmp_path / f"{name}.toml" for name in ("cifar10", "svhn")]
+    found = run(
+        "choose_setting.py",
+        *(str(store), "--searches", str(search), "--below", "DropConnect, rate 0.5, step size 0.005"),
+        *("--write", "cifar10", str(written[0]), "--write", "svhn", str(written[1])),
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert found.stdout.splitlines()[1:] == [
+        "DropConnect++ (alpha=3.0): accuracy 79.50% (79.50%, NLL 0.4000, step size 0.01)",
+        "DropConnect++ (alpha=2.0): accuracy 72.50% (72.50%, NLL 0.4000, step size 0.01)",
+        "DropConnect++: accuracy 61.50% (61.50%, NLL 0.4000, step size 0.01)",
+        "DropConnect++ (alpha=4.0): accuracy nan% (NLL not below)",
+        "chosen: DropConnect++ (alpha=3.0)",
+    ]
+    steps = [experiments.from_file(path).protocols[0].training.step_size for path in written]
+    assert steps == [0.01, None]
 
 
 def test_publish_gives_the_same_bytes(publish: Publish, tmp_path: Path) -> None:

@@ -111,7 +111,8 @@ def _from_content(content: dict[str, Any]) -> Experiment:
             raise ProtocolError(f"{name} is no setting. Known: repeats, protocol, methods, selection.")
         if name in ("protocol", "selection") and not isinstance(value, dict):
             raise ProtocolError(f"{name} must be a table, under [{name}], got {value!r}.")
-    base = from_dict(Protocol, content.get("protocol", {}), "protocol.")
+    bases = [from_dict(Protocol, one, "protocol.") for one in _by_step_size(content.get("protocol", {}))]
+    base = bases[0]
     given = [content.get("protocol", {}).get("method", {})]
     chosen = [base.method]
     if "methods" in content:
@@ -131,16 +132,24 @@ def _from_content(content: dict[str, Any]) -> Experiment:
     repeats = content.get("repeats", 10)
     if type(repeats) is not int:
         raise ProtocolError(f"repeats must be a whole number, got {repeats!r}.")
-    return Experiment(
-        protocols=tuple(replace(base, method=method) for method in chosen), repeats=repeats, selection=selection
-    )
+    protocols = tuple(replace(one, method=method) for method in chosen for one in bases)
+    return Experiment(protocols=protocols, repeats=repeats, selection=selection)
 
 
-def _one_by_one(table: dict[str, Any]) -> list[dict[str, Any]]:
-    """A table in which a list of values stands for as many methods; of several lists every combination."""
+def _by_step_size(protocol: dict[str, Any]) -> list[dict[str, Any]]:
+    """Protocols of which a list of step sizes stands for as many."""
+    training = protocol.get("training")
+    if not isinstance(training, dict) or not isinstance(training.get("step_size"), list):
+        return [protocol]
+    steps = _one_by_one({"step_size": training["step_size"]}, "protocol.training.")
+    return [protocol | {"training": training | one} for one in steps]
+
+
+def _one_by_one(table: dict[str, Any], where: str = "methods.") -> list[dict[str, Any]]:
+    """A table in which a list of values stands for as many tables; of several lists every combination."""
     for name, value in table.items():
         if value == []:
-            raise ProtocolError(f"methods.{name} is an empty list: give a value, or several.")
+            raise ProtocolError(f"{where}{name} is an empty list: give a value, or several.")
     values = [value if isinstance(value, list) else [value] for value in table.values()]
     return [dict(zip(table, combination, strict=True)) for combination in itertools.product(*values)]
 
