@@ -103,17 +103,18 @@ def line(
 
 
 def lines(found: Mapping[str, Mapping[int, Results]], methods: Sequence[str], others: Sequence[str]) -> list[Line]:
-    """Every measure of every method."""
+    """Every measure of every method; a pair of methods once, whichever is named first."""
 
     def values(method: str, measure: Measure) -> dict[int, float]:
         return {replica: measure(results) for replica, results in found[method].items()}
 
     table = []
-    for method in methods:
+    for place, method in enumerate(methods):
+        before = {one for one in methods[:place] if method in others}
         table += [
             line((method, name, other), values(method, measure), values(other, measure), digits)
             for other in others
-            if other != method
+            if other != method and other not in before
             for name, (measure, digits) in MEASURES.items()
         ]
         if not all(map(ranks, found[method].values())):

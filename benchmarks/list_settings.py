@@ -3,7 +3,7 @@
 `python benchmarks/list_settings.py results.sqlite --out records/DATE-NAME/cifar10_search.md` lists all protocols of
 the stores with a holdout, trials for rates and logit steps among them, in the order of accuracy; what diverged comes
 last. ± is half the 95% interval of the mean. The test set is in none of these numbers. `--least 12` lists settings with
-that many networks alone.
+that many networks alone, `--of experiments/FILE.toml` those of an experiment, `--dataset NAME` those of one data set.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dropconnectpp.lab.experiments import from_file
 from dropconnectpp.lab.statistics import Summary, summarise
 from dropconnectpp.lab.store import FINAL, Row, Store
 
@@ -102,9 +103,16 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("stores", nargs="+", type=Path)
     options.add_argument("--least", type=int, default=1, metavar="N")
+    options.add_argument("--of", type=Path, metavar="FILE.toml")
+    options.add_argument("--dataset", metavar="NAME")
     options.add_argument("--out", type=Path)
     given = options.parse_args()
     settings = [rows for rows in tried(given.stores) if len(rows) >= given.least]
+    if given.of:
+        wanted = {protocol.digest for protocol in from_file(given.of).protocols}
+        settings = [rows for rows in settings if rows[0].key.digest in wanted]
+    if given.dataset:
+        settings = [rows for rows in settings if rows[0].protocol.settings["data"] == given.dataset]
     lines = sorted(map(line, settings), key=lambda one: -one[0])
     if not lines:
         raise SystemExit("No setting was tried on held-out data in these stores.")

@@ -402,12 +402,18 @@ def test_publish_explains_its_marks_and_gives_what_was_recorded(tmp_path: Path) 
 
 LIGHTER = "DropConnect++ (estimator=local, hyper=optimal, alpha=2.0, beta=8.0, logit_step=100.0, kl_weight=8.0)"
 NOISE = "DropConnect++ (estimator=local, hyper=optimal, keep_probability=0.1, logit_step=1e-09)"
-EACH = "DropConnect++ (per-example)"
+OWN_NOISE = NOISE.replace("=0.1,", "=0.17,")
+EACH, SPARSE = "DropConnect++ (per-example)", "DropConnect++ (sparse)"
+ALONE, TOGETHER = "DropConnect (rate=0.7, step_size=0.005)", "DropConnect (rate=0.9, step_size=0.01)"
 USUAL, BEST = "DropConnect (every=5, rate=0.8)", "DropConnect (every=50, rate=0.9)"
 CALLED = {
     LIGHTER: "lighter",
     NOISE: "noise alone",
+    OWN_NOISE: "noise alone",
     EACH: "per-example",
+    SPARSE: "sparse",
+    ALONE: "DropConnect",
+    TOGETHER: "DropConnect, chosen together",
     USUAL: "DropConnect, rate 0.8",
     BEST: "DropConnect, rate 0.9",
     "Dropout": "Dropout, rate 0.8",
@@ -425,7 +431,22 @@ CALLED = {
             [LIGHTER],
             ["DropConnect", EACH],
         ),
-        ("svhn_presets", "svhn/results connectivity/svhn_best_rate", "svhn", [EACH, BEST], [USUAL, BEST, "Dropout"]),
+        (
+            "svhn_presets",
+            "svhn/results connectivity/svhn_best_rate",
+            "svhn",
+            [SPARSE, EACH, BEST],
+            [USUAL, BEST, "Dropout"],
+        ),
+        (
+            "cifar10_controls",
+            "cifar10/results connectivity/cifar10 noise/cifar10",
+            "cifar10",
+            [LIGHTER, OWN_NOISE, TOGETHER],
+            [TOGETHER, OWN_NOISE, ALONE],
+        ),
+        ("cifar10_together", "cifar10/results noise/cifar10", "cifar10", [SPARSE, EACH], [TOGETHER]),
+        ("fashion_controls", "noise/fashion", "fashion-mnist", [LIGHTER, OWN_NOISE], ["DropConnect", OWN_NOISE]),
     ],
 )
 def test_networks_of_several_stores_compare_as_recorded(
@@ -441,25 +462,55 @@ def test_networks_of_several_stores_compare_as_recorded(
     options = ("--dataset", dataset, "--methods", *methods, "--against", *against, *short)
     found = run("compare_measures.py", *map(str, unpacked), *options, "--out", str(tmp_path / "table.md"))
     assert found.returncode == 0, found.stderr[-2000:]
-    recorded = max((ROOT / "records").glob(f"*-connectivity/{table}.md"))
+    (recorded,) = (ROOT / "records").glob(f"*/{table}.md")
     assert (tmp_path / "table.md").read_text() == recorded.read_text()
 
 
-def test_the_setting_that_went_to_the_test_sets_is_the_one_that_the_rule_chooses(tmp_path: Path) -> None:
+def searched(folder: Path) -> list[str]:
+    """The stores of all searches on held-out data that were recorded."""
     stores = []
-    for place, packed in enumerate(sorted((ROOT / "records").glob("*-connectivity/search.sqlite.gz"))):
-        stores.append(tmp_path / f"{place}.sqlite")
+    for place, packed in enumerate(sorted((ROOT / "records").glob("*/search.sqlite.gz"))):
+        stores.append(folder / f"{place}.sqlite")
         stores[-1].write_bytes(gzip.decompress(packed.read_bytes()))
-    searched = ("--searches", str(ROOT / "experiments" / "lighter_search.toml"))
-    sets = {"cifar10": "lighter", "fashion-mnist": "lighter_fashion"}
-    written = [word for name in sets for word in ("--write", name, str(tmp_path / f"{name}.toml"))]
-    below = ("--below", "DropConnect, rate 0.7, step size 0.005")
-    found = run("choose_setting.py", *map(str, stores), *searched, *below, *written)
+    return [str(store) for store in stores]
+
+
+@pytest.mark.parametrize(
+    ("table", "options"),
+    [
+        ("cifar10_search", ("--dataset", "cifar10")),
+        ("cifar10_finalists", ("--dataset", "cifar10", "--least", "12")),
+        ("fashion_search", ("--dataset", "fashion-mnist")),
+        ("cifar10_prices", ("--of", str(ROOT / "experiments" / "price_search.toml"))),
+        ("cifar10_late", ("--of", str(ROOT / "experiments" / "late_search.toml"))),
+    ],
+)
+def test_settings_are_listed_as_recorded(tmp_path: Path, table: str, options: tuple[str, ...]) -> None:
+    found = run("list_settings.py", *searched(tmp_path), *options, "--out", str(tmp_path / "table.md"))
+    assert found.returncode == 0, found.stderr[-2000:]
+    recorded = max((ROOT / "records").glob(f"*/{table}.md"))
+    assert (tmp_path / "table.md").read_text() == recorded.read_text()
+
+
+@pytest.mark.parametrize(
+    ("searches", "below", "ran"),
+    [
+        (["lighter_search"], [0.005], {"cifar10": "lighter", "fashion-mnist": "lighter_fashion"}),
+        (["price_search", "price_search_fashion"], [0.005, 0.01], {"fashion-mnist": "price_chosen_fashion"}),
+    ],
+)
+def test_the_setting_that_went_to_the_test_sets_is_the_one_that_the_rule_chooses(
+    tmp_path: Path, searches, below, ran
+) -> None:
+    options = ["--searches", *(str(ROOT / "experiments" / f"{name}.toml") for name in searches)]
+    options += ["--below", *(f"DropConnect, rate 0.7, step size {step}" for step in below)]
+    options += [word for name in ran for word in ("--write", name, str(tmp_path / f"{name}.toml"))]
+    found = run("choose_setting.py", *searched(tmp_path), *options)
     assert found.returncode == 0, found.stderr[-2000:]
     assert found.stdout.splitlines()[-1] == f"chosen: {LIGHTER}"
-    for name, file in sets.items():
-        ran = experiments.from_file(ROOT / "experiments" / f"{file}.toml")
-        assert experiments.from_file(tmp_path / f"{name}.toml") == ran
+    for name, file in ran.items():
+        expected = experiments.from_file(ROOT / "experiments" / f"{file}.toml")
+        assert experiments.from_file(tmp_path / f"{name}.toml") == expected
 
 
 SEARCH = """

@@ -34,8 +34,13 @@ def test_the_best_share_is_kept_by_each_score(score: str, expected: list[list[in
     assert pruned[0].bias_kept is None
 
 
+def test_a_share_is_kept_by_the_product_unless_said_otherwise() -> None:
+    pruned = dcpp.prune(model_with_known_scores(), keep=0.5)
+    assert pruned[0].weight_kept.int().tolist() == [[0, 0, 1], [1, 1, 0]]
+
+
 def test_global_scope_ranks_over_all_layers() -> None:
-    pruned = dcpp.prune(model_with_known_scores(), keep=0.5, scope="global")
+    pruned = dcpp.prune(model_with_known_scores(), keep=0.5, score="keep_probability", scope="global")
     assert pruned[1].weight_kept.all()
     assert pruned[0].weight_kept.int().tolist() == [[0, 0, 0], [0, 0, 1]]
 
@@ -92,7 +97,7 @@ def seeded() -> torch.Generator:
 
 def test_the_kl_counts_only_what_is_kept() -> None:
     model = model_with_known_scores()
-    kept = dcpp.prune(model, keep=0.5)
+    kept = dcpp.prune(model, keep=0.5, score="keep_probability")
     expected = dcpp.functional.beta_bernoulli_kl(model[0].weight_logit[1]).sum()
     expected = expected + dcpp.functional.beta_bernoulli_kl(model[0].bias_logit).sum()
     assert torch.isclose(dcpp.named_kl(kept)["0"], expected)
@@ -111,14 +116,17 @@ def test_pruning_travels_with_the_state_dict() -> None:
 
 def test_fixed_rate_layers_are_pruned_by_magnitude_alone() -> None:
     model = nn.Sequential(dcpp.DropConnectLinear(4, 3))
-    assert int(dcpp.prune(model, keep=0.5, score="magnitude")[0].weight_kept.sum()) == 6
-    with pytest.raises(ArgumentError, match="cannot rank 0: DropConnect keeps every synapse at one rate"):
-        dcpp.prune(model, keep=0.5)
+    by_size = dcpp.prune(model, keep=0.5, score="magnitude")[0].weight_kept
+    assert int(by_size.sum()) == 6
+    assert torch.equal(dcpp.prune(model, keep=0.5)[0].weight_kept, by_size)
+    for options in ({"keep": 0.5, "score": "keep_probability"}, {"threshold": 0.5}):
+        with pytest.raises(ArgumentError, match="cannot rank 0: DropConnect keeps every synapse at one rate"):
+            dcpp.prune(model, **options)
 
 
 def test_an_emptied_layer_is_a_warning() -> None:
     with pytest.warns(UserWarning, match="0 keeps no weight"):
-        dcpp.prune(model_with_known_scores(), keep=0.4, scope="global")
+        dcpp.prune(model_with_known_scores(), keep=0.4, score="keep_probability", scope="global")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def prune(
     *,
     keep: float | None = None,
     threshold: float | None = None,
-    score: str = "keep_probability",
+    score: str | None = None,
     scope: str = "layer",
     biases: bool = False,
     inplace: bool = False,
@@ -31,10 +31,12 @@ def prune(
     """Keep the best synapses of the masked layers and switch the others off.
 
     Give ``keep``, the share to keep, or ``threshold``, the least score to keep. ``score`` is
-    "keep_probability" (pi~), "magnitude" (|W|) or "product" (pi~ |W|). ``scope`` ranks within each
-    layer or over the whole model. Biases are left alone unless ``biases`` is set: they are synapses
-    too, but cost nothing. What is kept is a boolean buffer (`weight_kept`, `bias_kept`): it is
-    saved with the model, counts in the KL, and training goes on around it.
+    "keep_probability" (pi~), "magnitude" (|W|) or "product" (pi~ |W|, the size of the mean weight).
+    Without one a share is kept by "product", which also serves where little was learned and pi~
+    ranks badly, and a threshold is one of pi~. ``scope`` ranks within each layer or over the whole
+    model. Biases are left alone unless ``biases`` is set: they are synapses too, but cost nothing.
+    What is kept is a boolean buffer (`weight_kept`, `bias_kept`): it is saved with the model, counts
+    in the KL, and training goes on around it.
 
     >>> model = torch.nn.Sequential(dropconnectpp.DropConnectPPLinear(100, 10))
     >>> int(prune(model, keep=0.1)[0].weight_kept.sum())
@@ -44,6 +46,8 @@ def prune(
         raise ArgumentError(f"prune needs either keep or threshold, got keep={keep!r} and threshold={threshold!r}.")
     if keep is not None and not 0.0 < keep <= 1.0:
         raise ArgumentError(f"keep must lie in (0, 1], got {keep!r}. To keep every synapse use keep=1.0.")
+    if score is None:
+        score = "keep_probability" if keep is None else "product"
     check_choice("score", score, ("keep_probability", "magnitude", "product"))
     check_choice("scope", scope, ("layer", "global"))
     model = model if inplace else copy.deepcopy(model)
@@ -79,7 +83,7 @@ def _check_prunable(layers: dict[str, MaskedLayer], score: str) -> None:
     if fixed and score == "keep_probability":
         raise ArgumentError(
             f"score='keep_probability' cannot rank {', '.join(fixed)}: DropConnect keeps every synapse at one rate. "
-            "Use score='magnitude'."
+            "Give a share to keep, or score='magnitude'."
         )
 
 
