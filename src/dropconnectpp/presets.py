@@ -49,7 +49,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 - "sparse": few connections, to prune by.
 - "per-example": noise for each example, to overfit less.
 
-Each was measured on CIFAR-10 and Fashion-MNIST with 50 networks, "per-example" on SVHN too: docs/results.md.
+Each was measured on CIFAR-10, Fashion-MNIST and SVHN with 50 networks: docs/results.md.
 """
 
 
