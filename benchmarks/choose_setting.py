@@ -60,7 +60,8 @@ class Candidate:
             f"{one.accuracy:.2f}%, NLL {one.nll:.4f}, step size {one.step_size}" if one else "NLL not below"
             for one in self.outcomes
         ]
-        return f"{self.method.label}: accuracy {self.accuracy:.2f}% ({'; '.join(each)})"
+        mean = f"accuracy {self.accuracy:.2f}%" if math.isfinite(self.accuracy) else "out"
+        return f"{self.method.label}: {mean} ({'; '.join(each)})"
 
 
 def mean(rows: Sequence[Row], measure: str) -> float:

@@ -193,6 +193,17 @@ def test_table_1_with_everything_given(dcpp):
     assert "DropConnect++" in out
 
 
+def test_step_sizes_are_chosen_on_held_out_data_where_asked(dcpp):
+    options = ("--dataset", "tiny", "--methods", "none", "--epochs", "1", "--repeats", "1", "--together")
+    assert dcpp("run", "table1", *options)[0] == 0
+    (chosen,) = notes("selection together")
+    accuracies = {trial["step_size"]: trial["accuracy"] for trial in chosen["together_trials"]}
+    assert set(accuracies) == {0.005, 0.01, 0.05}
+    assert accuracies[chosen["step_size"]] == max(accuracies.values())
+    (trained,) = (row for row in rows() if not row.protocol.settings["training"]["holdout"])
+    assert trained.protocol.settings["training"]["step_size"] == chosen["step_size"]
+
+
 def test_table_2_measures_and_trains_nothing(dcpp, monkeypatch):
     from dropconnectpp.lab import timing
 
@@ -315,6 +326,7 @@ def test_work_of_another_process_is_left_to_it_and_told(dcpp):
         (["run", "table1", "--step-size", "0"], "step_size must be positive, got 0.0."),
         (["run", "table1", "--hyper", "best"], "hyper must be one of learned, optimal, got 'best'."),
         (["run", "mine.toml", "--epochs", "3"], "--epochs is for the paper's experiments. Write it into mine.toml."),
+        (["run", "mine.toml", "--together"], "--together is for the paper's experiments. Write it into mine.toml."),
         (["run", "mine.toml", "--step-size", "3"], "--step-size is for the paper's experiments."),
         (["run", "mine.toml", "--out", "mine.toml"], "mine.toml: is a file. Give a folder."),
         (["demo", "--device", "abacus"], "device must be auto, cpu, cuda or cuda:N, got 'abacus'."),

@@ -58,11 +58,12 @@ def of_the_paper(
     hyper: str | None = None,
     root_seed: int = 0,
     foreign: str | None = None,
+    together: bool = False,
 ) -> Experiment:
     """A table or the figure on one data set: the same trainings, of which each shows a part.
 
     Table 2 has DropConnect++ with alpha~ and beta~ at their optimum too, unless `hyper` says which: a time is best
-    compared with those of the same run.
+    compared with those of the same run. With `together` step sizes and rates are chosen with each other.
     """
     if name not in NAMES:
         raise ProtocolError(f"There is no experiment {name!r}. Choose from {', '.join(NAMES)}, or give a TOML file.")
@@ -85,7 +86,7 @@ def of_the_paper(
     if name == "table2" and hyper is None:
         for protocol in [one for one in protocols if one.method == PAPER_METHODS["dropconnect++"]]:
             protocols.append(replace(protocol, method=replace(protocol.method, hyper="optimal")))
-    return Experiment(protocols=tuple(protocols), repeats=repeats)
+    return Experiment(protocols=tuple(protocols), repeats=repeats, selection=Selection(together=together))
 
 
 def from_file(path: Path) -> Experiment:

@@ -91,6 +91,12 @@ def run(
     rate: Annotated[
         float | None, typer.Option(help="Share that Dropout and DropConnect drop (default: chosen on held-out data).")
     ] = None,
+    together: Annotated[
+        bool,
+        typer.Option(
+            "--together", help="Choose step sizes and rates with each other, on held-out data: fair to high rates."
+        ),
+    ] = False,
     hyper: Annotated[
         str | None, typer.Option(help="DropConnect++'s Beta posterior: learned (the paper's) or optimal.")
     ] = None,
@@ -133,6 +139,7 @@ def run(
             hyper=hyper,
             root_seed=seed,
             foreign=foreign,
+            together=together,
         )
     experiment = replace(experiment, first_replica=first_replica)
     with _runner(out, device, data_dir, replicas_at_once, time_limit) as runner:
@@ -287,7 +294,7 @@ def _runner(
 
 def _refuse_paper_options(what: str, context: typer.Context) -> None:
     """A file says everything itself; an option that it would overrule must not pass unnoticed."""
-    for name in ("dataset", "methods", "epochs", "step_size", "rate", "hyper", "seed", "foreign"):
+    for name in ("dataset", "methods", "epochs", "step_size", "rate", "together", "hyper", "seed", "foreign"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise ProtocolError(f"--{name.replace('_', '-')} is for the paper's experiments. Write it into {what}.")
