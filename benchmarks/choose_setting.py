@@ -132,6 +132,8 @@ def main() -> None:
     given = options.parse_args()
     searches = [from_file(path) for path in given.searches]
     data = [one.protocols[0].data for one in searches]
+    if len(set(data)) < len(data):
+        raise SystemExit("Two searches have the same data.")
     if len(given.below) > len(searches):
         raise SystemExit(f"{len(given.below)} settings to be below, {len(searches)} searches.")
     found = {rows[0].key.digest: rows for rows in tried(given.stores)}

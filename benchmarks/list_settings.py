@@ -115,7 +115,7 @@ def main() -> None:
         settings = [rows for rows in settings if rows[0].protocol.settings["data"] == given.dataset]
     lines = sorted(map(line, settings), key=lambda one: -one[0])
     if not lines:
-        raise SystemExit("No setting was tried on held-out data in these stores.")
+        raise SystemExit("No such setting was tried on held-out data in these stores.")
     rule = [":--", *["--:"] * (len(HEADER) - 1)]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in [HEADER, rule, *(cells for _, cells in lines)])
     which = f" with {given.least} networks or more" if given.least > 1 else ""

@@ -566,6 +566,8 @@ def test_choose_setting_by_accuracy_over_all_searches_among_those_with_a_low_nll
     unknown = run("choose_setting.py", *options, "--below", "DropConnect")
     assert "0 settings on cifar10 are called 'DropConnect'; one is needed." in unknown.stderr
     assert "None has a lower NLL." in run("choose_setting.py", *options, *below, below[1]).stderr
+    twice = run("choose_setting.py", *options, str(files[0]), *below)
+    assert "Two searches have the same data." in twice.stderr
     assert "3 settings to be below, 2 searches." in run("choose_setting.py", *options, *below, "x", "y").stderr
     files[0].write_text(SEARCH.format(data="cifar10", steps=0.01).replace("repeats = 2", "repeats = 3"))
     early = run("choose_setting.py", *options, *below)
@@ -755,7 +757,7 @@ def test_every_setting_that_was_tried_is_listed(tmp_path: Path) -> None:
     assert more.returncode == 1
     empty = run("list_settings.py", str(KERNELS / "mixed.sqlite"))
     assert empty.returncode == 1
-    assert "No setting" in empty.stderr
+    assert "No such setting" in empty.stderr
 
 
 def test_methods_are_compared_measure_by_measure(tmp_path: Path) -> None:

@@ -32,11 +32,11 @@ def prune(
 
     Give ``keep``, the share to keep, or ``threshold``, the least score to keep. ``score`` is
     "keep_probability" (pi~), "magnitude" (|W|) or "product" (pi~ |W|, the size of the mean weight).
-    Without one a share is kept by "product", which also serves where little was learned and pi~
-    ranks badly, and a threshold is one of pi~. ``scope`` ranks within each layer or over the whole
-    model. Biases are left alone unless ``biases`` is set: they are synapses too, but cost nothing.
-    What is kept is a boolean buffer (`weight_kept`, `bias_kept`): it is saved with the model, counts
-    in the KL, and training goes on around it.
+    Without one a share is kept by "product", since pi~ alone ranks badly where little was learned,
+    and a threshold is one of pi~. ``scope`` ranks within each layer or over the whole model. Biases
+    are left alone unless ``biases`` is set: they are synapses too, but cost nothing. What is kept is
+    a boolean buffer (`weight_kept`, `bias_kept`): it is saved with the model, counts in the KL, and
+    training goes on around it.
 
     >>> model = torch.nn.Sequential(dropconnectpp.DropConnectPPLinear(100, 10))
     >>> int(prune(model, keep=0.1)[0].weight_kept.sum())
@@ -83,7 +83,7 @@ def _check_prunable(layers: dict[str, MaskedLayer], score: str) -> None:
     if fixed and score == "keep_probability":
         raise ArgumentError(
             f"score='keep_probability' cannot rank {', '.join(fixed)}: DropConnect keeps every synapse at one rate. "
-            "Give a share to keep, or score='magnitude'."
+            "Use score='magnitude'."
         )
 
 
