@@ -33,7 +33,7 @@ STILL = 1e-6
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a method gave in one search, at the step size that is best for it there."""
+    """What a method gave in one search, at one step size."""
 
     accuracy: float
     nll: float

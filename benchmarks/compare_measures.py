@@ -110,7 +110,7 @@ def lines(found: Mapping[str, Mapping[int, Results]], methods: Sequence[str], ot
 
     table = []
     for place, method in enumerate(methods):
-        before = {one for one in methods[:place] if method in others}
+        before = methods[:place] if method in others else []  # each of them was compared with this one
         table += [
             line((method, name, other), values(method, measure), values(other, measure), digits)
             for other in others
