@@ -23,9 +23,9 @@ from statistics import fmean
 from compare_measures import named
 from list_settings import tried
 
-from dropconnectpp.lab.experiments import Experiment, from_file
-from dropconnectpp.lab.protocol import Method, Protocol, paper
-from dropconnectpp.lab.store import Row
+from dropconnectpp.lab.config.experiments import Experiment, from_file
+from dropconnectpp.lab.config.protocol import Method, Protocol, paper
+from dropconnectpp.lab.runs.store import Row
 
 STILL = 1e-6
 """A logit step below which nothing is learned."""

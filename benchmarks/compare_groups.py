@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dropconnectpp.lab.statistics import holm, summarise, welch
-from dropconnectpp.lab.store import Row, Store
+from dropconnectpp.lab.report.statistics import holm, summarise, welch
+from dropconnectpp.lab.runs.store import Row, Store
 
 PILOT = {  # CIFAR-10, two pools, step 0.005: percent, four replicas each, 60 epochs (DropConnect++: 53)
     "No regularization": 73.88,

@@ -17,9 +17,9 @@ from typing import Any
 
 from list_settings import described, ranks, tried
 
-from dropconnectpp.lab.report.experiments import select
-from dropconnectpp.lab.statistics import Comparison, holm, paired, welch
-from dropconnectpp.lab.store import Row, Store
+from dropconnectpp.lab.report.selection import select
+from dropconnectpp.lab.report.statistics import Comparison, holm, paired, welch
+from dropconnectpp.lab.runs.store import Row, Store
 
 SHARES = (0.1, 0.05)
 """Of the dense weights that a pruned network keeps."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dropconnectpp.lab.statistics import summarise, welch
-from dropconnectpp.lab.store import Row, Store
+from dropconnectpp.lab.report.statistics import summarise, welch
+from dropconnectpp.lab.runs.store import Row, Store
 
 MEASURES = {"accuracy": ("accuracy, %", ".2f"), "nll": ("NLL, nats", ".4f")}
 

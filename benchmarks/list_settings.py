@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dropconnectpp.lab.experiments import from_file
-from dropconnectpp.lab.statistics import Summary, summarise
-from dropconnectpp.lab.store import FINAL, Row, Store
+from dropconnectpp.lab.config.experiments import from_file
+from dropconnectpp.lab.report.statistics import Summary, summarise
+from dropconnectpp.lab.runs.store import FINAL, Row, Store
 
 SHARE = 0.1
 """Of the weights that a pruned network keeps."""

@@ -26,12 +26,12 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from dropconnectpp.lab import data
+from dropconnectpp.lab.config.protocol import Architecture, Method, Protocol, Training
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.kernels.dense import draw_masks
-from dropconnectpp.lab.network import linear
-from dropconnectpp.lab.protocol import Architecture, Method, Protocol, Training
-from dropconnectpp.lab.streams import Stream
-from dropconnectpp.lab.training import Segment, Stack, Unit
+from dropconnectpp.lab.philox import Stream
+from dropconnectpp.lab.replicas.network import linear
+from dropconnectpp.lab.replicas.stack import Segment, Stack, Unit
 
 METHODS = {
     "DropConnect++": Method(hyper="optimal"),

@@ -20,19 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dropconnectpp.errors import DropConnectError
-from dropconnectpp.lab.report import figures, markdown, rendering
-from dropconnectpp.lab.report.cells import Cell, Laid, cells, grouped, method, title, trust_notes
-from dropconnectpp.lab.report.evidence import chosen_names
-from dropconnectpp.lab.report.experiments import WAYS, Notes, Selected, plain_experiment, select, selection_notes
-from dropconnectpp.lab.report.layout import lay_out
-from dropconnectpp.lab.report.number_formats import DASH, finite, fixed, setting
-from dropconnectpp.lab.report.table_rows import Table, who
-from dropconnectpp.lab.report.tables import tables_of
-from dropconnectpp.lab.result_tables import write_csv
-from dropconnectpp.lab.store import FINAL, Row, Store, StoredProtocol
+from dropconnectpp.lab.report import figures
+from dropconnectpp.lab.report.formats import DASH, finite, fixed, setting
+from dropconnectpp.lab.report.provenance import chosen_names
+from dropconnectpp.lab.report.render import drawing, markdown
+from dropconnectpp.lab.report.selection import WAYS, Notes, Selected, plain_experiment, select, selection_notes
+from dropconnectpp.lab.report.tables.paper import tables_of
+from dropconnectpp.lab.report.tables.rows import Table, who
+from dropconnectpp.lab.report.views.cells import Cell, Laid, cells, grouped, method, title, trust_notes
+from dropconnectpp.lab.report.views.paper import lay_out
+from dropconnectpp.lab.runs.flat_rows import write_csv
+from dropconnectpp.lab.runs.store import FINAL, Row, Store, StoredProtocol
 
 if TYPE_CHECKING:
-    from dropconnectpp.lab.experiments import Experiment
+    from dropconnectpp.lab.config.experiments import Experiment
 
 LARGEST_RECORD = 5_000_000
 """Bytes of a file that belongs in the repository."""
@@ -59,8 +60,8 @@ class Content:
 
 def named(what: str, dataset: str) -> Experiment:
     """The experiment of a file, or Table 1 with more rows: DropConnect++ at its best alpha~ and beta~, and presets."""
-    from dropconnectpp.lab.experiments import from_file, of_the_paper  # not above: they take torch
-    from dropconnectpp.lab.protocol import PRESETS
+    from dropconnectpp.lab.config.experiments import from_file, of_the_paper  # not above: they take torch
+    from dropconnectpp.lab.config.protocol import PRESETS
 
     if what != "table1":
         if not what.endswith(".toml") and not Path(what).is_file():
@@ -130,7 +131,7 @@ def made(content: Content, kinds: Sequence[str], against: str | None = None) -> 
     for kind in kinds:
         if len(drawings.get(kind, ())) != 1:
             raise SystemExit(f"There is no one figure {kind!r}; the kinds are {', '.join(drawings)}.")
-    drawn = {kind: rendering.files(drawings[kind][0]) for kind in kinds}
+    drawn = {kind: drawing.files(drawings[kind][0]) for kind in kinds}
     pictures = {
         kind: content for kind, files in drawn.items() for name, content in files.items() if name.endswith(".svg")
     }

@@ -36,12 +36,12 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import dropconnectpp as dcpp
+from dropconnectpp.lab.config.protocol import PAPER_METHODS, Architecture, Method, Protocol, Training, paper
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.data.normalisation import standardise
-from dropconnectpp.lab.network import Shape, start
-from dropconnectpp.lab.protocol import PAPER_METHODS, Architecture, Method, Protocol, Training, paper
-from dropconnectpp.lab.timing import median_seconds
-from dropconnectpp.lab.training import EAGER_STEPS, Stack, Unit
+from dropconnectpp.lab.replicas.network import Shape, start
+from dropconnectpp.lab.replicas.stack import EAGER_STEPS, Stack, Unit
+from dropconnectpp.lab.replicas.timing import median_seconds
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would tell that it starts and stops
 

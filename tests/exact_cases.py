@@ -19,8 +19,8 @@ from torch.distributions import Bernoulli, Beta, kl_divergence
 from torch.func import functional_call
 
 import dropconnectpp as dcpp
-from dropconnectpp.draws import masked_layers
 from dropconnectpp.estimators import resolve
+from dropconnectpp.layers.sampling import masked_layers
 
 Linear, Conv1d, Conv2d = dcpp.DropConnectPPLinear, dcpp.DropConnectPPConv1d, dcpp.DropConnectPPConv2d
 NUM_DATA = 7

@@ -20,16 +20,19 @@ import numpy as np
 import pytest
 import torch
 
-from dropconnectpp.lab import data, evaluation, experiments, learned_gates, protocol, regularisers, statistics
-from dropconnectpp.lab.convolutions import features
+from dropconnectpp.lab import data
+from dropconnectpp.lab.config import experiments, protocol
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.data.normalisation import standardise
-from dropconnectpp.lab.network import linear, log_likelihoods
-from dropconnectpp.lab.ownership import Owner
-from dropconnectpp.lab.runner import Runner
-from dropconnectpp.lab.selection import select
-from dropconnectpp.lab.store import Store
-from dropconnectpp.lab.training import Unit
+from dropconnectpp.lab.replicas import dropconnectpp, evaluation, regularisers
+from dropconnectpp.lab.replicas.convolutions import features
+from dropconnectpp.lab.replicas.network import linear, log_likelihoods
+from dropconnectpp.lab.replicas.stack import Unit
+from dropconnectpp.lab.report import statistics
+from dropconnectpp.lab.runs.hyperparameters import select
+from dropconnectpp.lab.runs.owner import Owner
+from dropconnectpp.lab.runs.runner import Runner
+from dropconnectpp.lab.runs.store import Store
 
 ROOT = Path(__file__).parents[1]
 
@@ -827,7 +830,7 @@ def test_masks_of_a_minibatch_are_those_that_training_drew(mask_memory, monkeypa
 
     small = Dataset("small", split(384), split(30), ("a", "b", "c"), "", "", Provenance("made up", verified=False))
     drawn: list[torch.Tensor] = []
-    real = learned_gates.draw_masks
+    real = dropconnectpp.draw_masks
 
     def noted(stream, keep, *where):
         mask = real(stream, keep, *where)
@@ -835,7 +838,7 @@ def test_masks_of_a_minibatch_are_those_that_training_drew(mask_memory, monkeypa
             drawn.append(mask)
         return mask
 
-    monkeypatch.setattr(learned_gates, "draw_masks", noted)
+    monkeypatch.setattr(dropconnectpp, "draw_masks", noted)
     monkeypatch.setattr(regularisers, "draw_masks", noted)
     settings = {"device": "cpu", "dataset": "small", "hidden": 4, "replicas": 2, "epochs": 2, "step_size": 0.005}
     stack = mask_memory.stacked(mask_memory.Settings(**settings), small)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import dropconnectpp as dcpp
-from dropconnectpp.draws import Gates, running
 from dropconnectpp.estimators import Concrete
+from dropconnectpp.layers.sampling import Gates, running
 from exact_cases import (
     DIRECT,
     EXAMPLE,

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import dropconnectpp as dcpp
-from dropconnectpp.draws import MEAN, NoiseSource, Sample, masked_layers, running
-from dropconnectpp.per_example import ExampleGates
+from dropconnectpp.layers.per_example import ExampleGates
+from dropconnectpp.layers.sampling import MEAN, NoiseSource, Sample, masked_layers, running
 
 GATED = ["bbvi", "straight-through", "concrete", "local", "disarm"]
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import dropconnectpp as dcpp
-from dropconnectpp import export
+from dropconnectpp import io
 from dropconnectpp.errors import ArgumentError, FileFormatError, MissingPackageError
 
 
@@ -203,7 +203,7 @@ def test_a_missing_package_says_how_to_install_it(
     def refuse(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(export, "import_module", refuse)
+    monkeypatch.setattr(io, "import_module", refuse)
     arguments = [torch.randn(1, 1, 4, 4)] if call == "to_onnx" else []
     with pytest.raises(MissingPackageError, match=rf"pip install 'dropconnectpp\[{extra}\]'"):
         getattr(dcpp, call)(trained_network(), tmp_path / "m", *arguments)

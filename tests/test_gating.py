@@ -7,27 +7,30 @@ import torch
 from torch import Tensor
 
 import dropconnectpp as dcpp
-from dropconnectpp import functional, fused, gating, streaming
+from dropconnectpp import functional
+from dropconnectpp.ops import gated_weight, posterior, posterior_cpu
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gating, "CHUNK", 64)
-    monkeypatch.setattr(streaming, "CHUNK", 64)
-    monkeypatch.setattr(gating, "_WORTH_SEEDING", 1)
+    monkeypatch.setattr(gated_weight, "CHUNK", 64)
+    monkeypatch.setattr(posterior_cpu, "CHUNK", 64)
+    monkeypatch.setattr(gated_weight, "_WORTH_SEEDING", 1)
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 1000])
 def test_a_mask_is_that_of_its_noise(count: int) -> None:
     logit = torch.randn(count)
-    noise = gating.uniform(logit.shape, torch.float32, logit.device, torch.Generator().manual_seed(3))
-    mask = gating.draw_mask(logit, logit.shape, torch.Generator().manual_seed(3))
+    noise = gated_weight.uniform(logit.shape, torch.float32, logit.device, torch.Generator().manual_seed(3))
+    mask = gated_weight.draw_mask(logit, logit.shape, torch.Generator().manual_seed(3))
     assert torch.equal(mask, functional.draw_mask(logit, noise))
     assert bool(((noise >= 0) & (noise < 1)).all())
 
 
 def test_noise_is_uniform_to_24_bits() -> None:
-    noise = gating.uniform(torch.Size([200_000]), torch.float32, torch.device("cpu"), torch.Generator().manual_seed(0))
+    noise = gated_weight.uniform(
+        torch.Size([200_000]), torch.float32, torch.device("cpu"), torch.Generator().manual_seed(0)
+    )
     z = (noise.double().mean() - 0.5) / (1 / 12 / noise.numel()) ** 0.5
     assert abs(z) < 5
     levels = (noise.double() * 2**24).round()
@@ -49,9 +52,11 @@ def test_masked_products_and_their_gradients(shape: tuple[int, ...], transposed:
     logit.requires_grad_()
     expected = (upstream * mask).clone()
     slope = functional.straight_through_gradient(logit.detach(), weight.detach(), upstream)
-    (found,) = torch.autograd.grad(gating.masked(weight, mask), weight, upstream.clone())
+    (found,) = torch.autograd.grad(gated_weight.masked(weight, mask), weight, upstream.clone())
     assert torch.equal(found, expected)
-    both = torch.autograd.grad(gating.straight_through(weight, logit, mask, None), [weight, logit], upstream.clone())
+    both = torch.autograd.grad(
+        gated_weight.straight_through(weight, logit, mask, None), [weight, logit], upstream.clone()
+    )
     assert torch.equal(both[0], expected)
     assert torch.allclose(both[1], slope, atol=1e-15)
 
@@ -86,8 +91,8 @@ def test_the_streamed_pass_is_its_definition(
     masks = [torch.rand(count) < 0.5 for _ in range(2)]
     mirrors = [torch.rand(count) < 0.5 for _ in range(2)] if mirrored else []
     coefficients = torch.tensor([0.7, -1.3], dtype=dtype)
-    terms = streaming.Terms(0.3, masks, mirrors, coefficients, None, prior)
-    kl, squared, gradient = streaming.posterior_pass(logit, terms, gradient=True)
+    terms = posterior_cpu.Terms(0.3, masks, mirrors, coefficients, None, prior)
+    kl, squared, gradient = posterior_cpu.posterior_pass(logit, terms, gradient=True)
     wide = logit.double()
     value, slope = functional.collapsed_kl(wide, *prior)
     expected = 0.3 * slope
@@ -100,7 +105,7 @@ def test_the_streamed_pass_is_its_definition(
             expected = expected - c * score
             assert close(squared[index], score.square().sum())
     assert close(kl, value.sum())
-    assert close(streaming.posterior_pass(logit, terms, gradient=False)[0], value.sum())
+    assert close(posterior_cpu.posterior_pass(logit, terms, gradient=False)[0], value.sum())
     assert gradient is not None
     assert close(gradient, expected)
 
@@ -121,9 +126,9 @@ def test_a_pass_is_streamed_where_the_prior_has_polynomials(
     layer = dcpp.DropConnectPPLinear(50, 4, alpha=alpha, beta=beta, dtype=dtype)
     torch.nn.init.normal_(layer.weight_logit)
     logit = layer.weight_logit.detach()
-    assert streaming.covers(layer, logit, None) is streamed
+    assert posterior_cpu.covers(layer, logit, None) is streamed
     mask, coefficients = torch.rand(4, 50) < 0.5, torch.tensor([0.7], dtype=dtype)
-    found = fused.posterior_pass(layer, "weight", kl_scale=0.3, masks=[mask], coefficients=coefficients)
+    found = posterior.posterior_pass(layer, "weight", kl_scale=0.3, masks=[mask], coefficients=coefficients)
     value, slope = functional.collapsed_kl(logit.double(), alpha, beta)
     score = functional.bernoulli_score(mask, logit.double())
     assert close(found.kl, value.sum())

@@ -70,7 +70,7 @@ def test_a_step_can_be_captured_in_a_cuda_graph_and_draws_new_masks(estimator: s
 
 @pytest.mark.parametrize("method", ["none", "dropconnect++"])
 def test_the_command_trains_in_a_process_that_has_done_nothing_else(method: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from dropconnectpp.lab.cli import main; main()", "run", "table1"]
+    command = [sys.executable, "-c", "from dropconnectpp.lab.cli.main import main; main()", "run", "table1"]
     options = f"--dataset fashion-mini --methods {method} --repeats 2 --epochs 1 --step-size 0.005 --device cuda"
     command += [*options.split(), "--out", str(tmp_path)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 import dropconnectpp as dcpp
-from dropconnectpp import functional, fused, kernels
+from dropconnectpp import functional
+from dropconnectpp.ops import gpu as kernels
+from dropconnectpp.ops import posterior
 
 gpu = [
     pytest.mark.gpu,
@@ -28,7 +30,9 @@ needs_triton = pytest.mark.skipif(
 # gradient lies inside a larger poisoned buffer, so that a write outside its range shows too.
 INTERPRETED = """
 import torch
-from dropconnectpp import _triton, functional, kernels
+from dropconnectpp import functional
+from dropconnectpp.ops import gpu as kernels
+from dropconnectpp.ops import gpu_triton as _triton
 
 POISON = 12345.0
 torch.manual_seed(0)
@@ -189,7 +193,7 @@ def test_a_layer_takes_the_kernel_where_it_can() -> None:
         other = dcpp.DropConnectPPLinear(30, 20, alpha=prior[0], beta=prior[1], device="cuda")
         assert kernels.covers(other, other.weight_logit.detach(), None, [mask], [], None) is known
     coefficient = torch.tensor([0.2], device="cuda")
-    found = fused.posterior_pass(layer, "weight", kl_scale=0.1, masks=[mask], coefficients=coefficient)
+    found = posterior.posterior_pass(layer, "weight", kl_scale=0.1, masks=[mask], coefficients=coefficient)
     expected = _reference(layer.weight_logit.detach(), mask, 0.2, 0.1)
     gradient = found.gradients["weight_logit"].cpu().double()
     torch.testing.assert_close(gradient, expected[2], rtol=0.0, atol=3e-7)

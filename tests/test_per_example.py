@@ -9,9 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import dropconnectpp as dcpp
-from dropconnectpp import errors, functional, per_example
-from dropconnectpp.draws import Gates, running
-from dropconnectpp.per_example import ExampleGates
+from dropconnectpp import errors, functional
+from dropconnectpp.layers import per_example
+from dropconnectpp.layers.per_example import ExampleGates
+from dropconnectpp.layers.sampling import Gates, running
 
 # (layer, its arguments, shape of an example)
 LAYERS = {

@@ -14,7 +14,7 @@ import dropconnectpp as dcpp
 from dropconnectpp import presets
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.estimators import BBVI
-from dropconnectpp.lab import protocol
+from dropconnectpp.lab.config import protocol
 
 
 def plain() -> nn.Sequential:

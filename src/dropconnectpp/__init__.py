@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dropconnectpp import estimators, functional
     from dropconnectpp.conversion import convert, plain_state_dict, to_dense
-    from dropconnectpp.draws import forced_masks, sampling
-    from dropconnectpp.elbo import ELBO, ELBOTerms, kl_divergence, named_kl, parameter_groups
     from dropconnectpp.errors import DropConnectError
-    from dropconnectpp.export import load, save, to_onnx
-    from dropconnectpp.layers import (
+    from dropconnectpp.inference.elbo import ELBO, ELBOTerms, kl_divergence, named_kl, parameter_groups
+    from dropconnectpp.io import load, save, to_onnx
+    from dropconnectpp.layers.public import (
         DropConnectConv1d,
         DropConnectConv2d,
         DropConnectConv3d,
@@ -23,11 +22,12 @@ if TYPE_CHECKING:
         DropConnectPPConv3d,
         DropConnectPPLinear,
     )
+    from dropconnectpp.layers.sampling import forced_masks, sampling
     from dropconnectpp.likelihoods import bernoulli, categorical, gaussian
+    from dropconnectpp.posterior_summary import Posterior, posterior
     from dropconnectpp.prediction import Prediction, predict
     from dropconnectpp.presets import PRESETS
     from dropconnectpp.pruning import prune
-    from dropconnectpp.read_out import Posterior, posterior
 
 __all__ = [
     "ELBO",
@@ -67,18 +67,18 @@ __all__ = [
 
 _MODULES = {
     "conversion": ("convert", "plain_state_dict", "to_dense"),
-    "draws": ("forced_masks", "sampling"),
-    "elbo": ("ELBO", "ELBOTerms", "kl_divergence", "named_kl", "parameter_groups"),
+    "inference.elbo": ("ELBO", "ELBOTerms", "kl_divergence", "named_kl", "parameter_groups"),
     "errors": ("DropConnectError",),
     "estimators": (),
-    "export": ("load", "save", "to_onnx"),
     "functional": (),
+    "io": ("load", "save", "to_onnx"),
     "layers": tuple(name for name in __all__ if name.endswith(("Linear", "1d", "2d", "3d"))),
+    "layers.sampling": ("forced_masks", "sampling"),
     "likelihoods": ("bernoulli", "categorical", "gaussian"),
+    "posterior_summary": ("Posterior", "posterior"),
     "prediction": ("Prediction", "predict"),
     "presets": ("PRESETS",),
     "pruning": ("prune",),
-    "read_out": ("Posterior", "posterior"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dropconnectpp import layers as kinds
-from dropconnectpp.draws import NoiseSource, masked_layers
 from dropconnectpp.errors import ArgumentError, ConversionError, check_choice
-from dropconnectpp.fixed_rate import DropConnectLayer
-from dropconnectpp.learned_rate import DropConnectPPLayer
-from dropconnectpp.masking import MaskedLayer
-from dropconnectpp.operations import construction_arguments
+from dropconnectpp.layers import public as kinds
+from dropconnectpp.layers.affine import construction_arguments
+from dropconnectpp.layers.base import MaskedLayer
+from dropconnectpp.layers.dropconnect import DropConnectLayer
+from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
+from dropconnectpp.layers.sampling import NoiseSource, masked_layers
 from dropconnectpp.presets import preset_options
 
 ModelT = TypeVar("ModelT", bound=nn.Module)

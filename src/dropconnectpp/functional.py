@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropconnectpp.polynomials import SLOPE_POLYNOMIAL, VALUE_POLYNOMIAL, prior_polynomial, prior_value_polynomial
+from dropconnectpp._polynomials import SLOPE_POLYNOMIAL, VALUE_POLYNOMIAL, prior_polynomial, prior_value_polynomial
 
 PROBABILITY_MARGIN = 1e-6
 """How near to 0 and 1 a keep probability may come when it is optimised directly."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropconnectpp.draws import Gates, NoiseSource, Sample, masked_layers, running
 from dropconnectpp.errors import ArgumentError, NonFiniteError, check_choice, check_count
+from dropconnectpp.layers.sampling import Gates, NoiseSource, Sample, masked_layers, running
 from dropconnectpp.likelihoods import categorical
 
 

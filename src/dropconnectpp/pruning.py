@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dropconnectpp.draws import masked_layers
 from dropconnectpp.errors import ArgumentError, check_choice
-from dropconnectpp.learned_rate import DropConnectPPLayer
-from dropconnectpp.masking import MaskedLayer
+from dropconnectpp.layers.base import MaskedLayer
+from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
+from dropconnectpp.layers.sampling import masked_layers
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 

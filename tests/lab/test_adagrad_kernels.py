@@ -23,7 +23,7 @@ needs_triton = pytest.mark.skipif(
 INTERPRETED = """
 import torch
 from dropconnectpp.lab.kernels.adagrad import adagrad_all_
-from dropconnectpp.lab.kernels._triton_adagrad import adagrad_kernel
+from dropconnectpp.lab.kernels.adagrad_triton import adagrad_kernel
 
 torch.manual_seed(0)
 
@@ -92,7 +92,7 @@ def test_the_cpu_never_takes_the_kernel() -> None:
 
 
 def test_a_machine_without_triton_uses_the_twin(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels._triton_adagrad", None)
+    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels.adagrad_triton", None)
     adagrad.compiled.cache_clear()
     try:
         assert adagrad.compiled("adagrad") is None

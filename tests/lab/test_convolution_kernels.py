@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d
 from torch.utils import cpp_extension
 
-from dropconnectpp.lab import convolutions
+from dropconnectpp.lab.config.protocol import Architecture, pooled_side
 from dropconnectpp.lab.kernels import convolution
 from dropconnectpp.lab.kernels.convolution import Launch, Layer
-from dropconnectpp.lab.protocol import Architecture, pooled_side
+from dropconnectpp.lab.replicas import convolutions
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dropconnectpp.lab.convolutions import (
+from dropconnectpp.lab.config.protocol import Architecture
+from dropconnectpp.lab.replicas.convolutions import (
     FEW_MAPS,
     _FirstConvolution,
     _MixedConvolution,
@@ -15,8 +16,7 @@ from dropconnectpp.lab.convolutions import (
     grouped_convolution,
     grouped_features,
 )
-from dropconnectpp.lab.network import Shape, start
-from dropconnectpp.lab.protocol import Architecture
+from dropconnectpp.lab.replicas.network import Shape, start
 
 REPLICAS, BATCH, MAPS, SIDE = 3, 2, 5, 6
 BF16 = 2.0**-8

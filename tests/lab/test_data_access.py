@@ -20,8 +20,9 @@ from file_server import FileServer, serving
 from PIL import Image
 
 from dropconnectpp.lab import data
-from dropconnectpp.lab.data import access, cache, catalogue, download, embedded
+from dropconnectpp.lab.data import access, cache, catalogue, download
 from dropconnectpp.lab.data.dataset import Arrays
+from dropconnectpp.lab.data.formats import embedded
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -395,7 +396,7 @@ def test_the_place_is_an_argument_a_variable_or_the_cache_of_the_user(tmp_path, 
 
 
 def test_nothing_of_this_needs_torch():
-    code = "import sys, dropconnectpp.lab.data, dropconnectpp.lab.data_commands; sys.exit('torch' in sys.modules)"
+    code = "import sys, dropconnectpp.lab.data, dropconnectpp.lab.cli.data; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

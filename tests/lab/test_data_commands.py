@@ -8,7 +8,9 @@ import sys
 import pytest
 from rich.console import Console
 
-from dropconnectpp.lab import cli, data, data_commands
+from dropconnectpp.lab import data
+from dropconnectpp.lab.cli import data as data_commands
+from dropconnectpp.lab.cli import main as cli
 
 
 @pytest.fixture

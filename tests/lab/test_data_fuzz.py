@@ -20,8 +20,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dropconnectpp.lab.data import cifar, folder, idx, norb, svhn
 from dropconnectpp.lab.data.dataset import Arrays, DataError
+from dropconnectpp.lab.data.formats import cifar, folder, idx, norb, svhn
 
 CORPUS = Path(__file__).with_name("corpus")
 TIMES = int(os.environ.get("DCPP_FUZZ_EXAMPLES", "1"))

@@ -16,8 +16,8 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from dropconnectpp.lab.data import cifar, folder, idx, norb, svhn
 from dropconnectpp.lab.data.dataset import Arrays, DataError, Split, check_arrays
+from dropconnectpp.lab.data.formats import cifar, folder, idx, norb, svhn
 
 TEN = tuple("abcdefghij")
 HUNDRED = tuple(f"class {i}" for i in range(100))

@@ -20,8 +20,8 @@ import data_writers as w
 import numpy as np
 import pytest
 
-from dropconnectpp.lab.data import cifar, folder, idx, norb, svhn
 from dropconnectpp.lab.data.dataset import DataError
+from dropconnectpp.lab.data.formats import cifar, folder, idx, norb, svhn
 from dropconnectpp.lab.data.safe_reading import read_file
 
 TEN = tuple("abcdefghij")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dropconnectpp.lab.kernels import dense
-from dropconnectpp.lab.streams import Stream
+from dropconnectpp.lab.philox import Stream
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
 needs_triton = pytest.mark.skipif(
@@ -23,10 +23,11 @@ STREAM = Stream(7, "mask:weight")
 # their range shows too.
 INTERPRETED = """
 import torch
-from dropconnectpp import functional, polynomials
+from dropconnectpp import _polynomials as polynomials
+from dropconnectpp import functional
 from dropconnectpp.lab.kernels import dense
-from dropconnectpp.lab.kernels._triton_dense import mask_kernel, score_kernel
-from dropconnectpp.lab.streams import Stream
+from dropconnectpp.lab.kernels.dense_triton import mask_kernel, score_kernel
+from dropconnectpp.lab.philox import Stream
 
 torch.manual_seed(0)
 replicas, step, stream = torch.tensor([4, 0, 17]), torch.tensor(12), Stream(7, "mask:weight")
@@ -80,7 +81,7 @@ def test_the_cpu_never_takes_a_kernel() -> None:
 
 
 def test_a_machine_without_triton_uses_the_twins(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels._triton_dense", None)
+    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels.dense_triton", None)
     dense.compiled.cache_clear()
     try:
         assert dense.compiled("dense") is None

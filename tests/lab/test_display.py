@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from rich.console import Console
 
-from dropconnectpp.lab import display as module
-from dropconnectpp.lab.display import Bars, Lines, make_progress
+from dropconnectpp.lab.cli import display as module
+from dropconnectpp.lab.cli.display import Bars, Lines, make_progress
 
 
 class Clock:

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 from test_training import CPU, METHODS, settings, stack_of, tiny
 
-from dropconnectpp.lab import evaluation
+from dropconnectpp.lab.config.protocol import Evaluation, Method, Normalisation, ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset, Split
-from dropconnectpp.lab.protocol import Evaluation, Method, Normalisation, ProtocolError
-from dropconnectpp.lab.streams import Stream
-from dropconnectpp.lab.training import Stack, Unit
+from dropconnectpp.lab.philox import Stream
+from dropconnectpp.lab.replicas import evaluation
+from dropconnectpp.lab.replicas.stack import Stack, Unit
 
 Array = NDArray[np.float64]
 UNITS = [

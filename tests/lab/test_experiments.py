@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dropconnectpp.lab import experiments
-from dropconnectpp.lab.experiments import Experiment, demo, from_file, of_the_paper
-from dropconnectpp.lab.network import Shape
-from dropconnectpp.lab.protocol import (
+from dropconnectpp.lab.config import experiments
+from dropconnectpp.lab.config.experiments import Experiment, demo, from_file, of_the_paper
+from dropconnectpp.lab.config.protocol import (
     PAPER_METHODS,
     PRESETS,
     Architecture,
@@ -22,7 +21,8 @@ from dropconnectpp.lab.protocol import (
     Training,
     paper,
 )
-from dropconnectpp.lab.selection import Selection
+from dropconnectpp.lab.replicas.network import Shape
+from dropconnectpp.lab.runs.hyperparameters import Selection
 
 KINDS = ["none", "dropout", "dropconnect", "dropconnect++"]
 

@@ -12,14 +12,15 @@ import torch
 from test_layer_kernels import distance, interpret
 from torch import Tensor
 
-from dropconnectpp import functional, gating
+from dropconnectpp import functional
 from dropconnectpp.lab.kernels import head
 from dropconnectpp.lab.kernels.dense import draw_masks
 from dropconnectpp.lab.kernels.gates import FixedGate, Gate, LearnedGate, OpenGate, keep_of
 from dropconnectpp.lab.kernels.head import Found, Head
 from dropconnectpp.lab.kernels.local import LocalGate
-from dropconnectpp.lab.network import linear, log_likelihoods
-from dropconnectpp.lab.streams import Stream
+from dropconnectpp.lab.philox import Stream
+from dropconnectpp.lab.replicas.network import linear, log_likelihoods
+from dropconnectpp.ops import gated_weight
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
 needs_triton = pytest.mark.skipif(
@@ -125,7 +126,9 @@ def expected(case: Case) -> dict[str, Tensor]:
             keep = torch.sigmoid(gate.logit) if learned else gate.keep[:, None].expand_as(bias)
             mask = MASKS.bernoulli(keep, case.replicas, STEP, sample)
             through = learned and gate.kind == "straight-through"
-            gated = gating.straight_through(bias, logit, mask, None) if through else gating.masked(bias, mask)
+            gated = (
+                gated_weight.straight_through(bias, logit, mask, None) if through else gated_weight.masked(bias, mask)
+            )
             before = sums[sample] + gated.unsqueeze(1)
         hidden = torch.relu(before)
         if own.units is not None:

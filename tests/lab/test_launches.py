@@ -20,9 +20,10 @@ import test_other_cards as cards
 import torch
 
 from dropconnectpp.errors import ArgumentError
-from dropconnectpp.lab import runner, tuning_candidates
-from dropconnectpp.lab.kernels import launches
-from dropconnectpp.lab.kernels.launches import DEFAULTS, Forward, Launches, Walk
+from dropconnectpp.lab.kernels import launch_config
+from dropconnectpp.lab.kernels.launch_config import DEFAULTS, Forward, Launches, Walk
+from dropconnectpp.lab.runs import runner
+from dropconnectpp.lab.tuning import candidates
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
@@ -45,9 +46,9 @@ OTHER = replace(
 )
 
 
-def other_tiles(*groups: str) -> Iterator[tuple[tuning_candidates.Group, Launches]]:
+def other_tiles(*groups: str) -> Iterator[tuple[candidates.Group, Launches]]:
     """Candidates of groups, by how their names begin, as far as the tiles are not the default's."""
-    for group in tuning_candidates.GROUPS:
+    for group in candidates.GROUPS:
         default, *others = group.candidates
         different = {with_tiles(default, **vars(one) | default.options) for one in others} - {default}
         if group.name.startswith(groups):
@@ -102,11 +103,11 @@ def test_kernels_are_launched_as_on_the_h200(name: str, few: list[Any], many: li
 
 @needs_triton
 def test_every_kernel_is_launched_as_the_launches_in_force_say() -> None:
-    for group in tuning_candidates.GROUPS:
+    for group in candidates.GROUPS:
         for launch in group.candidates:
-            with launches.using(replace(DEFAULTS, **{group.name: launch})):
+            with launch_config.using(replace(DEFAULTS, **{group.name: launch})):
                 for options in (found for work in group.work for _, _, found in cards.launches_of_work(work)):
-                    told = {name: options.get(name) for name in launches.OPTIONS if hasattr(launch, name)}
+                    told = {name: options.get(name) for name in launch_config.OPTIONS if hasattr(launch, name)}
                     blocks = {name: options[name.upper()] for name in vars(launch) if name.startswith("block")}
                     split = {"split": options["LENGTH"]} if isinstance(launch, Forward) else {}
                     assert {**told, **blocks, **split} == vars(launch)
@@ -141,70 +142,70 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the launches of a made-up card are kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.delenv(launches.VARIABLE, raising=False)
-    monkeypatch.setattr(launches, "card", lambda device: HERE)
-    monkeypatch.setattr(launches, "compiled", lambda name: "kernels")
-    launches._of_card.cache_clear()
+    monkeypatch.delenv(launch_config.VARIABLE, raising=False)
+    monkeypatch.setattr(launch_config, "card", lambda device: HERE)
+    monkeypatch.setattr(launch_config, "compiled", lambda name: "kernels")
+    launch_config._of_card.cache_clear()
     yield tmp_path / "dropconnectpp" / "launches" / "Card-of-the-tests-triton-9.9.json"
-    launches._of_card.cache_clear()
+    launch_config._of_card.cache_clear()
 
 
 def test_without_a_file_the_defaults_are_in_force_without_a_word(file: Path) -> None:
-    assert launches.file_of(GPU) == file
-    assert launches.of(GPU) is DEFAULTS
-    assert launches.of(torch.device("cpu")) is DEFAULTS
+    assert launch_config.file_of(GPU) == file
+    assert launch_config.of(GPU) is DEFAULTS
+    assert launch_config.of(torch.device("cpu")) is DEFAULTS
 
 
 def test_what_was_written_is_in_force(file: Path) -> None:
-    launches.write(file, OTHER, HERE)
-    assert launches.read(file, HERE) == OTHER
-    assert launches.of(GPU) == OTHER
-    assert launches.of(torch.device("cpu")) is DEFAULTS
+    launch_config.write(file, OTHER, HERE)
+    assert launch_config.read(file, HERE) == OTHER
+    assert launch_config.of(GPU) == OTHER
+    assert launch_config.of(torch.device("cpu")) is DEFAULTS
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
 def test_a_file_is_read_once_a_process(file: Path) -> None:
-    launches.write(file, OTHER, HERE)
-    first = launches.of(GPU)
-    launches.write(file, DEFAULTS, HERE)
-    assert launches.of(GPU) is first
+    launch_config.write(file, OTHER, HERE)
+    first = launch_config.of(GPU)
+    launch_config.write(file, DEFAULTS, HERE)
+    assert launch_config.of(GPU) is first
 
 
 def test_a_machine_without_triton_asks_for_no_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launches.write(file, OTHER, HERE)
-    monkeypatch.setattr(launches, "compiled", lambda name: None)
-    assert launches.of(GPU) is DEFAULTS
+    launch_config.write(file, OTHER, HERE)
+    monkeypatch.setattr(launch_config, "compiled", lambda name: None)
+    assert launch_config.of(GPU) is DEFAULTS
 
 
 def test_the_variable_names_a_file_or_turns_them_off(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launches.write(file, OTHER, HERE)
-    monkeypatch.setenv(launches.VARIABLE, "off")
-    assert launches.file_of(GPU) is None
-    assert launches.of(GPU) is DEFAULTS
-    launches._of_card.cache_clear()
+    launch_config.write(file, OTHER, HERE)
+    monkeypatch.setenv(launch_config.VARIABLE, "off")
+    assert launch_config.file_of(GPU) is None
+    assert launch_config.of(GPU) is DEFAULTS
+    launch_config._of_card.cache_clear()
     another = replace(OTHER, gates=Walk(block=512, num_warps=2))
-    launches.write(tmp_path / "mine.json", another, HERE)
-    monkeypatch.setenv(launches.VARIABLE, str(tmp_path / "mine.json"))
-    assert launches.of(GPU) == another
+    launch_config.write(tmp_path / "mine.json", another, HERE)
+    monkeypatch.setenv(launch_config.VARIABLE, str(tmp_path / "mine.json"))
+    assert launch_config.of(GPU) == another
 
 
 def test_a_file_that_was_named_and_is_not_there_is_told(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(launches.VARIABLE, str(tmp_path / "mine.json"))
+    monkeypatch.setenv(launch_config.VARIABLE, str(tmp_path / "mine.json"))
     with pytest.warns(UserWarning, match=r"mine\.json: cannot be used.*No such file"):
-        assert launches.of(GPU) is DEFAULTS
+        assert launch_config.of(GPU) is DEFAULTS
 
 
 def test_a_variable_that_names_no_path_is_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(launches.VARIABLE, "~nosuchuser/launches.json")
+    monkeypatch.setenv(launch_config.VARIABLE, "~nosuchuser/launches.json")
     with pytest.warns(
         UserWarning,
         match=r"^DCPP_LAUNCHES=~nosuchuser/launches\.json: cannot be used.*home directory\. Name another file with",
     ):
-        assert launches.of(GPU) is DEFAULTS
+        assert launch_config.of(GPU) is DEFAULTS
 
 
 @pytest.mark.parametrize("text", ["my notes", '{"name": "value"}'])
@@ -213,9 +214,9 @@ def test_a_file_that_is_not_ours_is_told_without_advice_to_replace_it(
 ) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text(text)
-    monkeypatch.setenv(launches.VARIABLE, str(notes))
+    monkeypatch.setenv(launch_config.VARIABLE, str(notes))
     with pytest.warns(UserWarning, match=r"Name another file with DCPP_LAUNCHES\.$") as told:
-        assert launches.of(GPU) is DEFAULTS
+        assert launch_config.of(GPU) is DEFAULTS
     assert "dcpp tune" not in str(told[0].message)
 
 
@@ -224,8 +225,8 @@ def test_a_file_is_for_a_card_a_triton_and_the_kernels(monkeypatch: pytest.Monke
     import triton
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Card of the tests")
-    found = launches.card(GPU)
-    assert found == {"card": "Card of the tests", "triton": triton.__version__, "kernels": launches.kernels()}
+    found = launch_config.card(GPU)
+    assert found == {"card": "Card of the tests", "triton": triton.__version__, "kernels": launch_config.kernels()}
     assert found.keys() == HERE.keys()
 
 
@@ -233,33 +234,33 @@ def test_a_file_is_for_a_card_a_triton_and_the_kernels(monkeypatch: pytest.Monke
 def test_the_name_of_a_file_does_not_depend_on_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Card of the tests")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(launches.VARIABLE, raising=False)
-    before = launches.file_of(GPU)
-    monkeypatch.setattr(launches, "kernels", lambda: "89abcdef")
-    assert launches.card(GPU)["kernels"] == "89abcdef"
-    assert launches.file_of(GPU) == before
+    monkeypatch.delenv(launch_config.VARIABLE, raising=False)
+    before = launch_config.file_of(GPU)
+    monkeypatch.setattr(launch_config, "kernels", lambda: "89abcdef")
+    assert launch_config.card(GPU)["kernels"] == "89abcdef"
+    assert launch_config.file_of(GPU) == before
 
 
 @needs_triton
-@pytest.mark.parametrize("module", launches.TUNED)
+@pytest.mark.parametrize("module", launch_config.TUNED)
 def test_the_kernels_have_a_digest_that_moves_with_each_of_their_sources(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, source = launches.kernels(), inspect.getsource
+    now, source = launch_config.kernels(), inspect.getsource
     assert len(now) == 8
     edited = importlib.import_module(module)
     monkeypatch.setattr(inspect, "getsource", lambda of: source(of) + ("\n" if of is edited else ""))
-    assert launches.kernels.__wrapped__() != now
+    assert launch_config.kernels.__wrapped__() != now
     monkeypatch.undo()
-    assert launches.kernels.__wrapped__() == now
+    assert launch_config.kernels.__wrapped__() == now
 
 
 @needs_triton
 def test_all_that_the_tuned_kernels_import_from_this_package_is_in_the_digest() -> None:
-    for name in launches.TUNED:
+    for name in launch_config.TUNED:
         lines = ast.walk(ast.parse(inspect.getsource(importlib.import_module(name))))
         imported = {line.module or "" for line in lines if isinstance(line, ast.ImportFrom)}
-        assert {one for one in imported if one.startswith("dropconnectpp")} <= set(launches.TUNED)
+        assert {one for one in imported if one.startswith("dropconnectpp")} <= set(launch_config.TUNED)
 
 
 def changed(**values: object) -> str:
@@ -304,14 +305,14 @@ def test_a_file_that_cannot_be_used_is_told_once_and_the_defaults_are_in_force(f
     file.parent.mkdir(parents=True)
     file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.warns(UserWarning, match="cannot be used") as told:
-        assert launches.of(GPU) is DEFAULTS
+        assert launch_config.of(GPU) is DEFAULTS
     (message,) = (str(one.message) for one in told)
     assert message.startswith(f"{file}: cannot be used")
     assert problem in message
     assert "`dcpp tune` writes it anew, and `dcpp tune --forget` removes it." in message
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert launches.of(GPU) is DEFAULTS
+        assert launch_config.of(GPU) is DEFAULTS
 
 
 def test_a_user_without_a_home_has_the_defaults(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,12 +321,12 @@ def test_a_user_without_a_home_has_the_defaults(file: Path, monkeypatch: pytest.
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", home)
-    assert launches.of(GPU) is DEFAULTS
+    assert launch_config.of(GPU) is DEFAULTS
 
 
 @pytest.mark.parametrize("method", ["write_text", "replace"])
 def test_a_file_is_written_whole_or_not_at_all(file: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    launches.write(file, OTHER, HERE)
+    launch_config.write(file, OTHER, HERE)
     real = getattr(Path, method)
 
     def full(path: Path, *arguments: Any, **options: Any) -> None:
@@ -335,8 +336,8 @@ def test_a_file_is_written_whole_or_not_at_all(file: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Path, method, full)
     with pytest.raises(OSError, match="No space left"):
-        launches.write(file, DEFAULTS, HERE)
-    assert launches.read(file, HERE) == OTHER
+        launch_config.write(file, DEFAULTS, HERE)
+    assert launch_config.read(file, HERE) == OTHER
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
@@ -345,24 +346,24 @@ def test_a_file_is_written_whole_or_not_at_all(file: Path, monkeypatch: pytest.M
 
 def test_launches_are_imposed_on_one_thread_and_for_a_while() -> None:
     cpu, elsewhere = torch.device("cpu"), []
-    with launches.using(OTHER):
-        thread = threading.Thread(target=lambda: elsewhere.append(launches.of(cpu)))
+    with launch_config.using(OTHER):
+        thread = threading.Thread(target=lambda: elsewhere.append(launch_config.of(cpu)))
         thread.start()
         thread.join()
-        assert (launches.of(cpu), elsewhere) == (OTHER, [DEFAULTS])
-        with launches.using(SMALL):
-            assert launches.of(GPU) is SMALL
-        assert launches.of(GPU) is OTHER
-    assert launches.of(cpu) is DEFAULTS
+        assert (launch_config.of(cpu), elsewhere) == (OTHER, [DEFAULTS])
+        with launch_config.using(SMALL):
+            assert launch_config.of(GPU) is SMALL
+        assert launch_config.of(GPU) is OTHER
+    assert launch_config.of(cpu) is DEFAULTS
 
 
 def test_a_result_says_so_where_its_launches_are_not_the_defaults() -> None:
     cpu = torch.device("cpu")
-    assert launches.evidence(cpu) == {}
+    assert launch_config.evidence(cpu) == {}
     found = []
     for one in (OTHER, SMALL, OTHER):
-        with launches.using(one):
-            found.append(launches.evidence(cpu)["launches"])
+        with launch_config.using(one):
+            found.append(launch_config.evidence(cpu)["launches"])
     assert found[0] == found[2] != found[1]
     assert found[0].startswith("tuned, ")
 
@@ -373,8 +374,8 @@ def test_a_row_of_the_store_says_so_only_where_the_kernels_were_used() -> None:
         SimpleNamespace(device=torch.device("cpu"), input_dtype=torch.bfloat16, fused=fused) for fused in (True, False)
     )
     assert runner._how(fused) == runner._how(plain) == convolutions
-    with launches.using(OTHER):
-        assert runner._how(fused) == {**convolutions, **launches.evidence(fused.device)} != convolutions
+    with launch_config.using(OTHER):
+        assert runner._how(fused) == {**convolutions, **launch_config.evidence(fused.device)} != convolutions
         assert runner._how(plain) == convolutions
 
 
@@ -384,6 +385,6 @@ def test_no_launch_depends_on_the_number_of_replicas(name: str, monkeypatch: pyt
     found = []
     for replicas in (1, 2, 5):
         monkeypatch.setattr(cards, "REPLICAS", replicas)
-        with launches.using(SMALL):
+        with launch_config.using(SMALL):
             found.append([options for *_, options in cards.launches_of_a_step(name, 100)])
     assert found[0] == found[1] == found[2]

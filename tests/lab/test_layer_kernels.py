@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from dropconnectpp import functional, gating
+from dropconnectpp import functional
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.lab.kernels import gates, layer
 from dropconnectpp.lab.kernels.gates import Adagrad, FixedGate, Gate, LearnedGate, OpenGate
-from dropconnectpp.lab.streams import Stream
+from dropconnectpp.lab.philox import Stream
+from dropconnectpp.ops import gated_weight
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
 needs_triton = pytest.mark.skipif(
@@ -169,9 +170,9 @@ def expected_gradients(case: Case) -> dict[str, Tensor]:
             loss = loss - (gate.coefficient[sample] * log_q).sum()
         if isinstance(gate, LearnedGate) and gate.kind == "straight-through":
             assert mask is not None
-            weight = gating.straight_through(weight, leaves["logit"], mask, None)
+            weight = gated_weight.straight_through(weight, leaves["logit"], mask, None)
         elif mask is not None:
-            weight = gating.masked(weight, mask)
+            weight = gated_weight.masked(weight, mask)
         output.append(torch.bmm(x, weight.mT))
     torch.testing.assert_close(case.forward(), torch.stack(output).detach(), rtol=1e-12, atol=1e-12)
     loss = loss + (torch.stack(output) * case.by_output).sum()
@@ -282,7 +283,7 @@ import sys
 import torch
 from dataclasses import replace
 from dropconnectpp.lab.kernels import gates, layer
-from dropconnectpp.lab.kernels.launches import using
+from dropconnectpp.lab.kernels.launch_config import using
 sys.path.insert(0, sys.argv[1])
 from test_launches import SMALL, other_tiles
 from test_layer_kernels import COMMON, LEARNED, RARE, STEP, Case
@@ -411,7 +412,7 @@ POLYGAMMAS = """
 import torch
 import triton
 import triton.language as tl
-from dropconnectpp.lab.kernels._triton_gates import polygammas, softplus
+from dropconnectpp.lab.kernels.gates_triton import polygammas, softplus
 
 @triton.jit
 def kernel(x_ptr, digamma_ptr, trigamma_ptr, softplus_ptr, slope_ptr, COUNT: tl.constexpr):
@@ -439,8 +440,9 @@ SLOPES = """
 import torch
 import triton
 import triton.language as tl
-from dropconnectpp import functional, polynomials
-from dropconnectpp._triton import prior_slope, tanh_of_half
+from dropconnectpp import _polynomials as polynomials
+from dropconnectpp import functional
+from dropconnectpp.ops.gpu_triton import prior_slope, tanh_of_half
 
 @triton.jit
 def kernel(logit_ptr, slope_ptr, even, odd, COUNT: tl.constexpr):

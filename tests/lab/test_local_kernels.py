@@ -16,12 +16,12 @@ from torch import Tensor
 
 from dropconnectpp import functional
 from dropconnectpp.errors import ArgumentError
+from dropconnectpp.lab.config.protocol import Architecture, Method
 from dropconnectpp.lab.kernels import layer, local
 from dropconnectpp.lab.kernels.gates import Adagrad
 from dropconnectpp.lab.kernels.local import LocalGate
-from dropconnectpp.lab.protocol import Architecture, Method
-from dropconnectpp.lab.streams import Stream
-from dropconnectpp.lab.training import Stack, Unit
+from dropconnectpp.lab.philox import Stream
+from dropconnectpp.lab.replicas.stack import Stack, Unit
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
 needs_triton = pytest.mark.skipif(
@@ -186,7 +186,7 @@ import sys
 import torch
 from dataclasses import replace
 from dropconnectpp.lab.kernels import local
-from dropconnectpp.lab.kernels.launches import using
+from dropconnectpp.lab.kernels.launch_config import using
 sys.path.insert(0, sys.argv[1])
 from test_launches import SMALL, other_tiles
 from test_local_kernels import KINDS, Case, distance, poisoned

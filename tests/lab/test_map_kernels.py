@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn.functional import max_pool2d
 
+from dropconnectpp.lab.config.protocol import pooled_side
 from dropconnectpp.lab.kernels import maps
-from dropconnectpp.lab.protocol import pooled_side
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
 needs_triton = pytest.mark.skipif(
@@ -24,7 +24,7 @@ needs_triton = pytest.mark.skipif(
 INTERPRETED = """
 import torch
 from dropconnectpp.lab.kernels import maps
-from dropconnectpp.lab.kernels._triton_maps import pool_backward_kernel, pool_kernel, window_kernel
+from dropconnectpp.lab.kernels.maps_triton import pool_backward_kernel, pool_kernel, window_kernel
 
 torch.manual_seed(0)
 LAST = torch.channels_last
@@ -116,7 +116,7 @@ def test_the_side_of_a_pooled_map_is_torchs(side: int, size: int, stride: int, c
 
 
 def test_a_machine_without_triton_uses_the_twins(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels._triton_maps", None)
+    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels.maps_triton", None)
     maps.compiled.cache_clear()
     try:
         assert maps.compiled("maps") is None

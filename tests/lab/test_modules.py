@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import dropconnectpp
+from dropconnectpp.lab.config.protocol import Architecture, Method, Protocol, Training
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
-from dropconnectpp.lab.modules import build, to_module
-from dropconnectpp.lab.network import Shape
-from dropconnectpp.lab.protocol import Architecture, Method, Protocol, Training
-from dropconnectpp.lab.training import Stack, Unit
+from dropconnectpp.lab.replicas.modules import build, to_module
+from dropconnectpp.lab.replicas.network import Shape
+from dropconnectpp.lab.replicas.stack import Stack, Unit
 
 TINY = Protocol(
     data="tiny",

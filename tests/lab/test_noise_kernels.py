@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dropconnectpp.lab.kernels import noise
-from dropconnectpp.lab.streams import Stream
+from dropconnectpp.lab.philox import Stream
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
 needs_triton = pytest.mark.skipif(
@@ -24,8 +24,8 @@ STREAM = Stream(7, "heads:weight")
 INTERPRETED = """
 import torch
 from dropconnectpp.lab.kernels import noise
-from dropconnectpp.lab.kernels._triton_noise import gamma_kernel, numbers_kernel
-from dropconnectpp.lab.streams import Stream
+from dropconnectpp.lab.kernels.noise_triton import gamma_kernel, numbers_kernel
+from dropconnectpp.lab.philox import Stream
 
 torch.manual_seed(0)
 replicas, step, stream = torch.tensor([4, 0, 17]), torch.tensor(12), Stream(7, "heads:weight")

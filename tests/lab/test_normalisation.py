@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dropconnectpp.lab import data
+from dropconnectpp.lab.config.protocol import Normalisation, ProtocolError
 from dropconnectpp.lab.data.normalisation import ChannelStatistics, channel_statistics, standardise
-from dropconnectpp.lab.protocol import Normalisation, ProtocolError
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from unittest import mock
 import pytest
 import torch
 
-from dropconnectpp.lab import tuning, tuning_candidates
 from dropconnectpp.lab.kernels import gates as gate_kernels
 from dropconnectpp.lab.kernels import layer, local
-from dropconnectpp.lab.kernels.launches import DEFAULTS, using
-from dropconnectpp.lab.streams import Stream
+from dropconnectpp.lab.kernels.launch_config import DEFAULTS, using
+from dropconnectpp.lab.philox import Stream
+from dropconnectpp.lab.tuning import candidates, tuning
 
 LEAST_SHARED = 99 * 1024
 """Bytes of shared memory that a block may have on consumer cards since Ampere; data centre cards have more."""
@@ -51,15 +51,15 @@ class Recorder:
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
     """Launches of the dense layer's kernels, as if there were a card."""
-    from dropconnectpp.lab.kernels import _triton_gates, _triton_layer, _triton_local
+    from dropconnectpp.lab.kernels import gates_triton, layer_triton, local_triton
 
     launches: list[Launch] = []
     with (
-        mock.patch.object(layer, "compiled", return_value=Recorder(_triton_layer, launches)),
-        mock.patch.object(local, "compiled", return_value=Recorder(_triton_local, launches)),
+        mock.patch.object(layer, "compiled", return_value=Recorder(layer_triton, launches)),
+        mock.patch.object(local, "compiled", return_value=Recorder(local_triton, launches)),
         mock.patch.object(layer, "usable", return_value=True),
         mock.patch.object(local, "usable", return_value=True),
-        mock.patch.object(gate_kernels, "compiled", return_value=Recorder(_triton_gates, launches)),
+        mock.patch.object(gate_kernels, "compiled", return_value=Recorder(gates_triton, launches)),
         mock.patch.object(gate_kernels, "ready", return_value=True),
     ):
         yield launches
@@ -103,7 +103,7 @@ def launches_of_a_step(name: str, units: int) -> list[Launch]:
     return launches
 
 
-def launches_of_work(work: tuning_candidates.Work) -> list[Launch]:
+def launches_of_work(work: candidates.Work) -> list[Launch]:
     step = tuning.make_step(work.kind, work.units, REPLICAS, torch.device("cpu"))
     with recorded() as launches:
         step.run(work.part)
@@ -152,12 +152,12 @@ def check_head(classes: int) -> None:
     """Compile what follows the layer's products, with ten classes and with a hundred."""
     from test_head_kernels import STEP, Case
 
-    from dropconnectpp.lab.kernels import _triton_head, head
+    from dropconnectpp.lab.kernels import head, head_triton
 
     for kind, samples in (("open", 1), ("dropout", 1), ("score", 1), ("straight-through", 3), ("local", 2)):
         case, launches = Case(kind, (REPLICAS, BATCH, 512, classes), samples=samples), list[Launch]()
         with (
-            mock.patch.object(head, "compiled", return_value=Recorder(_triton_head, launches)),
+            mock.patch.object(head, "compiled", return_value=Recorder(head_triton, launches)),
             mock.patch.object(head, "usable", return_value=True),
         ):
             case.run(torch.tensor(STEP))
@@ -176,7 +176,7 @@ def check_candidates() -> None:
             print(launch[0].__name__, error, file=sys.stderr)
             return False
 
-    for group in tuning_candidates.GROUPS:
+    for group in candidates.GROUPS:
         launches = []
         for candidate in group.candidates[1:]:
             with using(replace(DEFAULTS, **{group.name: candidate})):
@@ -225,6 +225,6 @@ def test_the_head_fits_a_small_card(classes: int) -> None:
 @needs_triton
 def test_a_small_card_has_candidates_to_choose_from() -> None:
     lines = compiled("cards.check_candidates()")
-    for group, line in zip(tuning_candidates.GROUPS, lines, strict=True):
+    for group, line in zip(candidates.GROUPS, lines, strict=True):
         name, fit, *_ = line.split()
         assert (name, int(fit) > len(group.changes) // 2) == (group.name, True), line

@@ -10,10 +10,10 @@ import sys
 import pytest
 import torch
 
+from dropconnectpp.lab.config.protocol import Normalisation
 from dropconnectpp.lab.data.dataset import DataError
 from dropconnectpp.lab.data.normalisation import channel_statistics, standardise
 from dropconnectpp.lab.kernels import pictures
-from dropconnectpp.lab.protocol import Normalisation
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
 needs_triton = pytest.mark.skipif(
@@ -26,8 +26,8 @@ INTERPRETED = """
 import torch
 from dropconnectpp.lab.data.normalisation import channel_statistics
 from dropconnectpp.lab.kernels import pictures
-from dropconnectpp.lab.kernels._triton_pictures import picture_kernel
-from dropconnectpp.lab.protocol import Normalisation
+from dropconnectpp.lab.kernels.pictures_triton import picture_kernel
+from dropconnectpp.lab.config.protocol import Normalisation
 
 torch.manual_seed(0)
 
@@ -109,7 +109,7 @@ def test_statistics_that_are_missing_are_asked_for() -> None:
 
 
 def test_a_machine_without_triton_uses_the_twin(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels._triton_pictures", None)
+    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels.pictures_triton", None)
     pictures.compiled.cache_clear()
     try:
         assert pictures.compiled("pictures") is None

@@ -13,8 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from dropconnectpp.errors import DropConnectError
-from dropconnectpp.lab.network import Shape
-from dropconnectpp.lab.protocol import (
+from dropconnectpp.lab.config.protocol import (
     PAPER_METHODS,
     STEP_SIZES,
     Architecture,
@@ -27,6 +26,7 @@ from dropconnectpp.lab.protocol import (
     from_dict,
     paper,
 )
+from dropconnectpp.lab.replicas.network import Shape
 
 GOLDEN = "069af34f341694bb"
 """Of the paper's DropConnect++ on CIFAR-10: stored results are known by it."""
@@ -382,6 +382,9 @@ def test_the_network_for_cifar10_has_almost_300k_synapses():
 
 
 def test_protocols_are_read_without_torch():
-    code = "import sys, dropconnectpp.lab.protocol as p; p.paper('svhn', 'none').digest; print('torch' in sys.modules)"
+    code = """import sys
+from dropconnectpp.lab.config import protocol
+protocol.paper('svhn', 'none').digest
+print('torch' in sys.modules)"""
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dropconnectpp as dcpp
-from dropconnectpp import draws
+from dropconnectpp.lab.config.protocol import Method
 from dropconnectpp.lab.kernels.noise import draw_gamma
-from dropconnectpp.lab.learned_gates import DropConnectPP, estimator_of
-from dropconnectpp.lab.network import linear, log_likelihoods
-from dropconnectpp.lab.protocol import Method
-from dropconnectpp.lab.regularisers import Regulariser
-from dropconnectpp.lab.streams import Stream
-from dropconnectpp.lab.training import KINDS
-from dropconnectpp.lab.training import _same_segment as same_segment
+from dropconnectpp.lab.philox import Stream
+from dropconnectpp.lab.replicas.dropconnectpp import DropConnectPP, estimator_of
+from dropconnectpp.lab.replicas.network import linear, log_likelihoods
+from dropconnectpp.lab.replicas.regularisers import Regulariser
+from dropconnectpp.lab.replicas.stack import KINDS
+from dropconnectpp.lab.replicas.stack import _same_segment as same_segment
+from dropconnectpp.layers import sampling
 
 SEED, STEP, NUM_DATA = 7, torch.tensor(11), 50
 REPLICAS = torch.tensor([3, 8])
@@ -328,7 +328,7 @@ def force(own: DropConnectPP, model: nn.Sequential, r: int, monkeypatch: pytest.
         monkeypatch.setattr(torch, "randn", lambda *shape, **options: noise.pop(0))
     if estimator == "concrete":
         queue = [uniforms(name, getattr(gated, name).shape, s, r) for s in range(samples) for name in NAMES]
-        monkeypatch.setattr(draws.NoiseSource, "uniform", lambda source, like: queue.pop(0))
+        monkeypatch.setattr(sampling.NoiseSource, "uniform", lambda source, like: queue.pop(0))
     if estimator in ("local", "concrete"):
         return nullcontext()
     if estimator == "eq16":

@@ -19,13 +19,14 @@ from unittest.mock import patch
 import pytest
 
 from dropconnectpp.lab import report
-from dropconnectpp.lab.ownership import Owner
-from dropconnectpp.lab.protocol import Protocol, paper
-from dropconnectpp.lab.report import build, paper_values, rendering, report_tables, text_tables
-from dropconnectpp.lab.report.evidence import evidence
-from dropconnectpp.lab.report.experiments import select
-from dropconnectpp.lab.statistics import SIGNIFICANCE, holm, paired, student, summarise, welch
-from dropconnectpp.lab.store import Store, StoreError
+from dropconnectpp.lab.config.protocol import Protocol, paper
+from dropconnectpp.lab.report import build, paper_values, report_tables, text_tables
+from dropconnectpp.lab.report.provenance import evidence
+from dropconnectpp.lab.report.render import drawing
+from dropconnectpp.lab.report.selection import select
+from dropconnectpp.lab.report.statistics import SIGNIFICANCE, holm, paired, student, summarise, welch
+from dropconnectpp.lab.runs.owner import Owner
+from dropconnectpp.lab.runs.store import Store, StoreError
 
 EVIDENCE: dict[str, Any] = {
     "seconds": 12.0,
@@ -141,7 +142,7 @@ def text(store: Store) -> str:
 def page(store: Store, command: str = "", drawn: bool = False) -> str:
     """The page of a store, after the checks that every page must pass; its figures, which take time, if asked for."""
     folder = store.path.parent / "site"
-    with nullcontext() if drawn else patch.object(rendering, "inline", lambda _: "<svg></svg>"):
+    with nullcontext() if drawn else patch.object(drawing, "inline", lambda _: "<svg></svg>"):
         found = build(store.path, folder, command=command, pictures=False).read_text(encoding="utf-8")
     checker = Checker.check(found)
     assert all((folder / link).is_file() for link in checker.files)
@@ -585,10 +586,10 @@ def test_page_suits_screens_and_readers(store: Store) -> None:
         assert "scope=" in tag
     drawings = re.findall(r'<svg [^>]*class="plot".*?</svg>', shown, re.DOTALL)
     assert len(drawings) == 12  # convergence 2, likelihood 2, keep probabilities 2, reliability 2, pruning 4
-    for drawing in drawings:
-        assert "<title" in drawing
-        assert "<desc" in drawing
-        assert not re.search(r"#[0-9a-f]{6}\b(?!\d)", re.sub(r'(id|href)="[^"]*"|url\([^)]*\)', "", drawing))
+    for plot in drawings:
+        assert "<title" in plot
+        assert "<desc" in plot
+        assert not re.search(r"#[0-9a-f]{6}\b(?!\d)", re.sub(r'(id|href)="[^"]*"|url\([^)]*\)', "", plot))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import pytest
 from test_report import fill_set
 
 from dropconnectpp.lab.report import build
-from dropconnectpp.lab.store import Store
+from dropconnectpp.lab.runs.store import Store
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

@@ -22,10 +22,11 @@ import pytest
 from PIL import Image
 from test_report import ACCURACY, Checker, chosen, contents, fill, fill_set, fill_with_evil, line_of, result, tables
 
-from dropconnectpp.lab import cli
-from dropconnectpp.lab.report import ReportError, build, latex, markdown, rendering, spreadsheets, watch
+from dropconnectpp.lab.cli import main as cli
+from dropconnectpp.lab.report import ReportError, build, watch
+from dropconnectpp.lab.report.render import drawing, latex, markdown, spreadsheets
 from dropconnectpp.lab.report.watching import REFRESH_S
-from dropconnectpp.lab.store import Store
+from dropconnectpp.lab.runs.store import Store
 
 EVIL = [
     "=cmd|' /C calc'!A0",
@@ -45,7 +46,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def forms(store: Store, *, pictures: bool = False, **options: Any) -> dict[str, bytes]:
     """The files of a report; figures, which take time, only if asked for."""
     folder = store.path.parent / "site"
-    with nullcontext() if pictures else patch.object(rendering, "inline", lambda _: "<svg></svg>"):
+    with nullcontext() if pictures else patch.object(drawing, "inline", lambda _: "<svg></svg>"):
         build(store.path, folder, pictures=pictures, **options)
     return contents(folder)
 
@@ -83,7 +84,7 @@ def test_escapes() -> None:
     assert latex.escaped("100% & more -- <é>") == r"100\% \& more -{}- $<$e$>$"
     assert latex.escaped("日\x07") == "?"
     assert spreadsheets.as_csv([{"=a": "+1", "b": -1.5, "c": None}]) == "'=a,b,c\n'+1,-1.5,\n"
-    assert rendering.drawable("日本 " + "x" * 80) == "?? " + "x" * 56 + "…"
+    assert drawing.drawable("日本 " + "x" * 80) == "?? " + "x" * 56 + "…"
 
 
 # --------------------------------------------------------------------------------------- LaTeX and CSV

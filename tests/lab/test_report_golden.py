@@ -16,7 +16,7 @@ from scipy import stats
 from test_report import chosen, fill, result
 
 from dropconnectpp.lab.report import build, paper_values, report_tables
-from dropconnectpp.lab.store import Store
+from dropconnectpp.lab.runs.store import Store
 
 GOLDEN = Path(__file__).parent / "golden" / "report_tables.md"
 REPLICAS = 20

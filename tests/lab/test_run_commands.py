@@ -20,16 +20,19 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import dropconnectpp
-from dropconnectpp.lab import cli, data, experiments, run_commands
+from dropconnectpp.lab import data
+from dropconnectpp.lab.cli import main as cli
+from dropconnectpp.lab.cli import run as run_commands
+from dropconnectpp.lab.cli.run import duration
+from dropconnectpp.lab.config import experiments
+from dropconnectpp.lab.config.protocol import METHODS, Architecture, ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
-from dropconnectpp.lab.modules import build
-from dropconnectpp.lab.network import Shape
-from dropconnectpp.lab.ownership import Owner
-from dropconnectpp.lab.protocol import METHODS, Architecture, ProtocolError
-from dropconnectpp.lab.run_commands import duration
-from dropconnectpp.lab.runner import Runner
-from dropconnectpp.lab.store import Row, Store
-from dropconnectpp.lab.training import Stack
+from dropconnectpp.lab.replicas.modules import build
+from dropconnectpp.lab.replicas.network import Shape
+from dropconnectpp.lab.replicas.stack import Stack
+from dropconnectpp.lab.runs.owner import Owner
+from dropconnectpp.lab.runs.runner import Runner
+from dropconnectpp.lab.runs.store import Row, Store
 
 SIZES = {"tiny": 8, "other": 8, "large": 12}
 MINE = """
@@ -205,7 +208,7 @@ def test_step_sizes_are_chosen_on_held_out_data_where_asked(dcpp):
 
 
 def test_table_2_measures_and_trains_nothing(dcpp, monkeypatch):
-    from dropconnectpp.lab import timing
+    from dropconnectpp.lab.replicas import timing
 
     monkeypatch.setattr(timing, "MC_SAMPLES", 2)
     monkeypatch.setattr(timing, "PATIENCE", 0.0)

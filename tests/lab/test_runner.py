@@ -20,17 +20,18 @@ import numpy as np
 import pytest
 import torch
 
-from dropconnectpp.lab import evaluation, sitting
-from dropconnectpp.lab import runner as module
-from dropconnectpp.lab.checkpoints import Checkpoint, CheckpointError, Checkpoints
+from dropconnectpp.lab.config.protocol import Architecture, Evaluation, Method, Protocol, ProtocolError, Training
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
-from dropconnectpp.lab.network import Shape
-from dropconnectpp.lab.ownership import Owner
-from dropconnectpp.lab.protocol import Architecture, Evaluation, Method, Protocol, ProtocolError, Training
-from dropconnectpp.lab.runner import Runner, bytes_per_replica
-from dropconnectpp.lab.sitting import ClaimsLostError, Display, Heartbeat, Progress
-from dropconnectpp.lab.store import Store
-from dropconnectpp.lab.training import Stack, Unit
+from dropconnectpp.lab.replicas import evaluation
+from dropconnectpp.lab.replicas.network import Shape
+from dropconnectpp.lab.replicas.stack import Stack, Unit
+from dropconnectpp.lab.runs import runner as module
+from dropconnectpp.lab.runs import session
+from dropconnectpp.lab.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints
+from dropconnectpp.lab.runs.owner import Owner
+from dropconnectpp.lab.runs.runner import Runner, bytes_per_replica
+from dropconnectpp.lab.runs.session import ClaimsLostError, Display, Heartbeat, Progress
+from dropconnectpp.lab.runs.store import Store
 
 CPU = torch.device("cpu")
 TINY = Protocol(
@@ -214,7 +215,7 @@ def test_a_checkpoint_of_other_pictures_is_not_gone_on_with(tmp_path, monkeypatc
 
 
 def test_a_heartbeat_notices_that_the_work_was_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(sitting, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(session, "HEARTBEAT_S", 0.01)
     todo = units(1)
     owner = Owner.here()
     with Store.open(tmp_path / "results.sqlite") as store:
@@ -257,15 +258,15 @@ def test_work_that_was_taken_over_is_left_to_the_other(tmp_path, monkeypatch):
 @contextmanager
 def out_of_time(monkeypatch: pytest.MonkeyPatch, epoch: int) -> Iterator[None]:
     """As if the time limit were over once so many epochs are."""
-    real = sitting.Sitting._require
+    real = session.Sitting._require
 
-    def late(self: sitting.Sitting, needed_s: float, **how: bool) -> None:
+    def late(self: session.Sitting, needed_s: float, **how: bool) -> None:
         if self.stack.epoch == epoch:
             self.deadline = time.monotonic() - 1.0
         real(self, needed_s, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sitting.Sitting, "_require", late)
+        patch.setattr(session.Sitting, "_require", late)
         yield
 
 
@@ -292,7 +293,7 @@ def test_a_limit_too_short_for_anything_writes_nothing_and_says_what_it_takes(tm
         make(tmp_path).run(units())
     (checkpoint,) = (tmp_path / "checkpoints").glob("*.pt")
     before = checkpoint.stat().st_mtime_ns
-    monkeypatch.setattr(sitting, "SAVING_BYTES_S", 1.0)
+    monkeypatch.setattr(session, "SAVING_BYTES_S", 1.0)
     again = make(tmp_path, deadline=time.monotonic() + 600.0)
     assert again.run(units()).stopped
     assert checkpoint.stat().st_mtime_ns == before
@@ -316,7 +317,7 @@ def test_a_limit_leaves_time_to_write_the_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Checkpoints, "write", slow)
     monkeypatch.setattr(Stack, "train_epoch", epoch)
-    monkeypatch.setattr(sitting, "SAVING_BYTES_S", 1e12)  # the first one takes it by surprise
+    monkeypatch.setattr(session, "SAVING_BYTES_S", 1e12)  # the first one takes it by surprise
     deadline = time.monotonic() + 250.0
     runner = make(tmp_path, deadline=deadline, checkpoint_s=5.0)
     assert runner.run(units(1)).stopped
@@ -492,10 +493,10 @@ def test_checkpoints_that_take_long_are_written_less_often(tmp_path, monkeypatch
         clock[0] += 1.0
         return train(self)
 
-    monkeypatch.setattr(sitting.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(Checkpoints, "write", saved)
     monkeypatch.setattr(Stack, "train_epoch", trained)
-    sitting.Sitting(units(1, epochs=13), tiny(), CPU, Checkpoints(tmp_path), Display(), None, 0.9).train(lambda: None)
+    session.Sitting(units(1, epochs=13), tiny(), CPU, Checkpoints(tmp_path), Display(), None, 0.9).train(lambda: None)
     assert epochs == wanted  # 0.3 s are three per cent of ten seconds
 
 
@@ -503,7 +504,7 @@ def test_checkpoints_that_take_long_are_written_less_often(tmp_path, monkeypatch
 
 # The server imports torch once; each child is then a fork of it, alive in milliseconds.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["dropconnectpp.lab.runner"])
+PROCESSES.set_forkserver_preload(["dropconnectpp.lab.runs.runner"])
 
 
 def work(out: Path) -> None:

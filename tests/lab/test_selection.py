@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from dropconnectpp.lab import selection as module
+from dropconnectpp.lab.config.protocol import Architecture, Evaluation, Method, Protocol, ProtocolError, Training
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
-from dropconnectpp.lab.ownership import Owner
-from dropconnectpp.lab.protocol import Architecture, Evaluation, Method, Protocol, ProtocolError, Training
-from dropconnectpp.lab.runner import Outcome, Runner
-from dropconnectpp.lab.selection import PROVISIONAL_RATE, QUICK, Selection, select
-from dropconnectpp.lab.sitting import Display
-from dropconnectpp.lab.store import Row
-from dropconnectpp.lab.training import Stack, Unit
+from dropconnectpp.lab.replicas.stack import Stack, Unit
+from dropconnectpp.lab.runs import hyperparameters as module
+from dropconnectpp.lab.runs.hyperparameters import PROVISIONAL_RATE, QUICK, Selection, select
+from dropconnectpp.lab.runs.owner import Owner
+from dropconnectpp.lab.runs.runner import Outcome, Runner
+from dropconnectpp.lab.runs.session import Display
+from dropconnectpp.lab.runs.store import Row
 
 CPU = torch.device("cpu")
 OPEN = Protocol(
@@ -261,7 +261,7 @@ def test_real_trainings_prefer_a_step_size_that_learns(tmp_path):
 
 
 def trials(runner: Runner) -> list[Protocol]:
-    from dropconnectpp.lab.protocol import from_dict
+    from dropconnectpp.lab.config.protocol import from_dict
 
     return [from_dict(Protocol, row.protocol.settings) for row in rows(runner) if row.key.replica == 0]
 

@@ -15,7 +15,16 @@ import scipy.stats
 from hypothesis import assume, given, settings
 
 from dropconnectpp.errors import ArgumentError, DropConnectError
-from dropconnectpp.lab.statistics import Comparison, SampleError, holm, paired, sentence, student, summarise, welch
+from dropconnectpp.lab.report.statistics import (
+    Comparison,
+    SampleError,
+    holm,
+    paired,
+    sentence,
+    student,
+    summarise,
+    welch,
+)
 
 # Hours of sleep gained with two drugs by ten patients: Student, "The probable error of a mean" (1908).
 FIRST = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
@@ -343,6 +352,6 @@ def test_tiny_p_and_pairs_and_digits() -> None:
 
 
 def test_reports_are_built_without_torch() -> None:
-    check = "import sys; import dropconnectpp.lab.statistics; print('torch' in sys.modules)"
+    check = "import sys; import dropconnectpp.lab.report.statistics; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

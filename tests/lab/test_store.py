@@ -27,20 +27,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dropconnectpp.errors import ArgumentError, DropConnectError
-from dropconnectpp.lab import ownership, result_tables
-from dropconnectpp.lab import store as module
-from dropconnectpp.lab.ownership import Owner
-from dropconnectpp.lab.protocol import Protocol, from_dict, paper
-from dropconnectpp.lab.result_tables import to_table, write_csv, write_json
-from dropconnectpp.lab.store import (
-    APPLICATION_ID,
-    ClaimLostError,
-    FinishedError,
-    Key,
-    Merged,
-    Store,
-    StoreError,
-)
+from dropconnectpp.lab.config.protocol import Protocol, from_dict, paper
+from dropconnectpp.lab.runs import flat_rows
+from dropconnectpp.lab.runs import owner as owner_module
+from dropconnectpp.lab.runs import store as module
+from dropconnectpp.lab.runs.flat_rows import to_table, write_csv, write_json
+from dropconnectpp.lab.runs.owner import Owner
+from dropconnectpp.lab.runs.store import APPLICATION_ID, ClaimLostError, FinishedError, Key, Merged, Store, StoreError
 
 PROTOCOL = paper("cifar10", "dropconnect++")
 OTHER = paper("svhn", "dropout")
@@ -114,7 +107,7 @@ def end(process: subprocess.Popen[str]) -> str:
 
 
 def test_importing_the_store_does_not_import_torch() -> None:
-    program = "import sys, dropconnectpp.lab.store; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    program = "import sys, dropconnectpp.lab.runs.store; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
@@ -339,26 +332,26 @@ def test_without_start_times_a_living_pid_is_believed_for_the_lease(monkeypatch:
     unknown = replace(Owner.here(), start="")
     assert not unknown.is_dead(silent_s=1, lease_s=10)
     assert unknown.is_dead(silent_s=11, lease_s=10)
-    monkeypatch.setattr(ownership, "Path", lambda _: Path("/nowhere/to/be/found"))
-    assert ownership._process_start(os.getpid()) == ""
+    monkeypatch.setattr(owner_module, "Path", lambda _: Path("/nowhere/to/be/found"))
+    assert owner_module._process_start(os.getpid()) == ""
     process = spawn("")
     process.communicate()
-    assert ownership._process_start(process.pid) is None
+    assert owner_module._process_start(process.pid) is None
 
     def refuse(pid: int, number: int) -> None:
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", refuse)  # a process of another user
-    assert ownership._process_start(process.pid) == ""
+    assert owner_module._process_start(process.pid) == ""
 
 
 def test_a_process_that_ended_but_was_not_collected_is_dead() -> None:
     process = spawn("import time; print('ready', flush=True); time.sleep(60)")
     line(process)
-    assert ownership._process_start(process.pid) is not None
+    assert owner_module._process_start(process.pid) is not None
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is now a zombie
-    assert ownership._process_start(process.pid) is None
+    assert owner_module._process_start(process.pid) is None
     process.communicate()
 
 
@@ -367,7 +360,7 @@ def test_a_process_that_ended_but_was_not_collected_is_dead() -> None:
 RACER = """
 import os, random, sys, time
 from pathlib import Path
-from dropconnectpp.lab.store import Owner, Store
+from dropconnectpp.lab.runs.store import Owner, Store
 path, digest, count, number = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 draw = random.Random(number)
 print("ready", flush=True)
@@ -408,7 +401,7 @@ def test_processes_that_race_never_own_one_key_together(path: Path) -> None:
 
 
 def test_processes_may_make_one_store_together(path: Path) -> None:
-    program = "import sys; from dropconnectpp.lab.store import Store; input(); Store.open(sys.argv[1]).close()"
+    program = "import sys; from dropconnectpp.lab.runs.store import Store; input(); Store.open(sys.argv[1]).close()"
     makers = [subprocess.Popen([sys.executable, "-c", program, path], stdin=subprocess.PIPE) for _ in range(6)]
     for maker in makers:
         assert maker.stdin is not None
@@ -422,7 +415,7 @@ def test_processes_may_make_one_store_together(path: Path) -> None:
 
 HOLDER = """
 import sys
-from dropconnectpp.lab.store import Owner, Store
+from dropconnectpp.lab.runs.store import Owner, Store
 with Store.open(sys.argv[1]) as store:
     print(len(store.claim([(sys.argv[2], replica) for replica in range(3)], Owner.here())), flush=True)
     sys.stdin.read()
@@ -448,7 +441,7 @@ def test_what_a_killed_process_owned_is_taken_over(store: Store, path: Path) -> 
 
 FINISHER = """
 import sys
-from dropconnectpp.lab.store import Owner, Store
+from dropconnectpp.lab.runs.store import Owner, Store
 with Store.open(sys.argv[1]) as store:
     me = Owner.here()
     for replica in range(10**6):
@@ -481,7 +474,7 @@ def test_killing_writers_at_random_moments_loses_nothing_and_leaves_whole_rows(s
 
 TORN = """
 import os, signal, sys
-from dropconnectpp.lab.store import Store
+from dropconnectpp.lab.runs.store import Store
 store = Store.open(sys.argv[1])
 store._connection.execute("PRAGMA cache_size = 1")
 with store._writing() as connection:
@@ -604,8 +597,8 @@ def test_a_store_opened_for_reading_refuses_every_change(store: Store, path: Pat
 
 WITHOUT_RIGHTS = """
 import os, sys
-from dropconnectpp.lab.protocol import paper
-from dropconnectpp.lab.store import Store, StoreError
+from dropconnectpp.lab.config.protocol import paper
+from dropconnectpp.lab.runs.store import Store, StoreError
 if os.geteuid() == 0:
     os.seteuid(65534)   # root may write anything
 with Store.open(sys.argv[1]) as store:
@@ -943,8 +936,8 @@ def test_csv_keeps_numbers_and_disarms_formulas(table_store: Store) -> None:
     assert (second["nll"], second["low"], second["why"], second["device"]) == ("NaN", "-Infinity", "'=1+1", "'@x")
     assert third["replica"] == "2"
     for text, expected in {"+1": "'+1", "-1": "'-1", "a=1": "a=1", "": ""}.items():
-        assert result_tables._cell(text) == expected
-    assert result_tables._cell(-1.5) == -1.5
+        assert flat_rows._cell(text) == expected
+    assert flat_rows._cell(-1.5) == -1.5
     empty = io.StringIO()
     write_csv([], empty)
     assert empty.getvalue() == ""

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from dropconnectpp.errors import ArgumentError
-from dropconnectpp.lab import streams
-from dropconnectpp.lab.streams import Stream, philox
+from dropconnectpp.lab import philox as streams
+from dropconnectpp.lab.philox import Stream, philox
 
 gpu = [
     pytest.mark.gpu,
@@ -358,7 +358,7 @@ import sys
 import torch
 import triton
 import triton.language as tl
-from dropconnectpp.lab.streams import Stream
+from dropconnectpp.lab.philox import Stream
 
 @triton.jit
 def draw_words(out, replicas, step, seed, draw, count, BLOCK: tl.constexpr):

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from dropconnectpp.lab import device as devices
-from dropconnectpp.lab import timing
+from dropconnectpp.lab.config.protocol import Architecture, Method, Protocol, Training, paper
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
-from dropconnectpp.lab.protocol import Architecture, Method, Protocol, Training, paper
-from dropconnectpp.lab.training import Stack
+from dropconnectpp.lab.replicas import timing
+from dropconnectpp.lab.replicas.stack import Stack
 
 CPU = torch.device("cpu")
 TINY = Protocol(

@@ -15,14 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dropconnectpp as dcpp
-from dropconnectpp.lab import data, device, training
-from dropconnectpp.lab.convolutions import features
+from dropconnectpp.lab import data, device
+from dropconnectpp.lab.config.protocol import Architecture, Method, Normalisation, Protocol, ProtocolError, Training
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.data.normalisation import channel_statistics
-from dropconnectpp.lab.network import start
-from dropconnectpp.lab.protocol import Architecture, Method, Normalisation, Protocol, ProtocolError, Training
-from dropconnectpp.lab.streams import Stream
-from dropconnectpp.lab.training import EAGER_STEPS, Stack, Unit
+from dropconnectpp.lab.philox import Stream
+from dropconnectpp.lab.replicas import stack as stack_module
+from dropconnectpp.lab.replicas.convolutions import features
+from dropconnectpp.lab.replicas.network import start
+from dropconnectpp.lab.replicas.stack import EAGER_STEPS, Stack, Unit
 
 CPU = torch.device("cpu")
 TINY = Architecture(maps=(2, 3), pooled=(True, False), filter_size=3, padding=1, hidden=4)
@@ -919,7 +920,7 @@ class TestOnAGpu:
     @pytest.mark.parametrize("tensor_cores", [False, True])
     def test_a_replica_among_many_equals_the_replica_alone_in_float32(self, tensor_cores, monkeypatch):
         if not tensor_cores:
-            monkeypatch.setattr(training, "fast_products", exact_products)
+            monkeypatch.setattr(stack_module, "fast_products", exact_products)
         units = [Unit(slowed(unit.protocol), unit.replica) for unit in MIXED]
         together = on_gpu(units, "float32")
         for row, unit in enumerate(units):

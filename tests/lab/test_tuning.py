@@ -17,13 +17,15 @@ import torch
 from test_launches import HERE, OTHER
 from torch import Tensor
 
-from dropconnectpp.lab import cli, tuning, tuning_commands
 from dropconnectpp.lab import device as devices
-from dropconnectpp.lab.kernels import compiled, gates, launches, layer, local
-from dropconnectpp.lab.kernels.launches import DEFAULTS, Launch, Walk
-from dropconnectpp.lab.protocol import ProtocolError
-from dropconnectpp.lab.tuning import WRONG, Bench, Choice, choose, tune
-from dropconnectpp.lab.tuning_candidates import GROUPS, Group, Work
+from dropconnectpp.lab.cli import main as cli
+from dropconnectpp.lab.cli import tune as tune_commands
+from dropconnectpp.lab.config.protocol import ProtocolError
+from dropconnectpp.lab.kernels import compiled, gates, launch_config, layer, local
+from dropconnectpp.lab.kernels.launch_config import DEFAULTS, Launch, Walk
+from dropconnectpp.lab.tuning import tuning
+from dropconnectpp.lab.tuning.candidates import GROUPS, Group, Work
+from dropconnectpp.lab.tuning.tuning import WRONG, Bench, Choice, choose, tune
 
 CPU = torch.device("cpu")
 GATES = Group("gates", "gates", (Work("gates", "score", 5),), ({"block": 512}, {"block": 2048}, {"num_warps": 8}))
@@ -303,7 +305,7 @@ def test_a_candidate_is_in_force_while_it_is_tried(monkeypatch: pytest.MonkeyPat
     seen = []
 
     def look(result: Tensor, *_: object) -> Tensor:
-        seen.append(launches.of(CPU))
+        seen.append(launch_config.of(CPU))
         return result
 
     bench = Bench(GATES, CPU, 2)
@@ -311,7 +313,7 @@ def test_a_candidate_is_in_force_while_it_is_tried(monkeypatch: pytest.MonkeyPat
     for launch in (SHORT, LONG):
         assert bench.problem(launch) is None
     assert seen == [replace(DEFAULTS, gates=SHORT), replace(DEFAULTS, gates=LONG)]
-    assert launches.of(CPU) is DEFAULTS
+    assert launch_config.of(CPU) is DEFAULTS
 
 
 @pytest.mark.parametrize(("free", "replicas"), [(140e9, 50), (8e9, 47), (1e9, 5), (1e6, 2)])
@@ -330,8 +332,8 @@ def dcpp(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     """The command, with a cache folder of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.delenv(launches.VARIABLE, raising=False)
-    launches._of_card.cache_clear()
+    monkeypatch.delenv(launch_config.VARIABLE, raising=False)
+    launch_config._of_card.cache_clear()
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["dcpp", *arguments])
@@ -341,7 +343,7 @@ def dcpp(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
         return int(stop.value.code or 0), output.out, output.err
 
     yield run
-    launches._of_card.cache_clear()
+    launch_config._of_card.cache_clear()
 
 
 @pytest.fixture
@@ -352,8 +354,8 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(devices, "describe", lambda device: HERE["card"])
     monkeypatch.setattr(devices, "tensor_cores", lambda device: True)
     monkeypatch.setattr(compiled, "compiled", lambda name: "kernels")
-    monkeypatch.setattr(launches, "compiled", lambda name: "kernels")
-    monkeypatch.setattr(launches, "card", lambda device: HERE)
+    monkeypatch.setattr(launch_config, "compiled", lambda name: "kernels")
+    monkeypatch.setattr(launch_config, "card", lambda device: HERE)
     monkeypatch.setattr(tuning, "replicas_that_fit", lambda device: 50)
     monkeypatch.setattr(tuning, "Bench", lambda group, **_: Fake(ALL, ALL, problems={WIDE: WRONG, SHORT: "unfit"}))
     monkeypatch.setattr(tuning, "tune", partial(tune, groups=[GATES]))
@@ -370,7 +372,7 @@ def test_help_teaches(dcpp: Dcpp) -> None:
 
 
 def test_no_paragraph_of_the_help_is_broken_where_its_source_is() -> None:
-    text = inspect.getdoc(tuning_commands.tune)
+    text = inspect.getdoc(tune_commands.tune)
     assert text is not None
     assert [paragraph for paragraph in text.split("\n\n") if "\n" in paragraph] == []
 
@@ -386,7 +388,7 @@ def test_what_is_found_is_shown_and_kept(dcpp: Dcpp, card: Path) -> None:
         in out
     )
     assert out.endswith(f"Written: {card}\n")
-    assert launches.read(card, HERE) == replace(DEFAULTS, gates=LONG)
+    assert launch_config.read(card, HERE) == replace(DEFAULTS, gates=LONG)
 
 
 def test_every_candidate_is_shown_if_asked_for(dcpp: Dcpp, card: Path) -> None:
@@ -411,10 +413,10 @@ def test_what_is_left_out_is_counted(dcpp: Dcpp, card: Path, monkeypatch: pytest
 
 def test_a_limit_that_is_lifted_is_told_in_words() -> None:
     before = DEFAULTS.backward
-    assert tuning_commands._changes(before, replace(before, num_stages=2, maxnreg=None)) == (
+    assert tune_commands._changes(before, replace(before, num_stages=2, maxnreg=None)) == (
         "num_stages 2, no limit on registers"
     )
-    assert tuning_commands._changes(replace(before, maxnreg=None), before) == "maxnreg 128"
+    assert tune_commands._changes(replace(before, maxnreg=None), before) == "maxnreg 128"
 
 
 def test_where_no_kernel_can_be_timed_nothing_is_written(
@@ -459,11 +461,11 @@ def test_where_some_fail_and_the_rest_is_not_reached_nothing_is_written(
 
 @pytest.mark.usefixtures("short_of_time")
 def test_what_was_reached_is_kept_and_the_rest_told(dcpp: Dcpp, card: Path) -> None:
-    launches.write(card, replace(OTHER, gates=DEFAULT), HERE)
+    launch_config.write(card, replace(OTHER, gates=DEFAULT), HERE)
     code, out, _ = dcpp("tune")
     assert code == 0
     assert out.endswith(f"2 kernels were not reached: use a longer --time-limit.\nWritten: {card}\n")
-    assert launches.read(card, HERE) == replace(OTHER, gates=LONG)
+    assert launch_config.read(card, HERE) == replace(OTHER, gates=LONG)
 
 
 @pytest.mark.parametrize("found", [0, 1])
@@ -478,7 +480,7 @@ def test_ctrl_c_keeps_what_was_found_until_then(
     assert (code, card.exists()) == (130, bool(found))
     if found:
         assert out.endswith(f"Stopped. What was found until then counts.\nWritten: {card}\n")
-        assert launches.read(card, HERE) == replace(DEFAULTS, gates=LONG)
+        assert launch_config.read(card, HERE) == replace(DEFAULTS, gates=LONG)
     else:
         assert out == "Stopped before anything was found.\nNothing was written.\n"
 
@@ -486,20 +488,20 @@ def test_ctrl_c_keeps_what_was_found_until_then(
 def test_a_dry_run_writes_nothing(dcpp: Dcpp, card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = dcpp("tune", "--dry-run")
     assert (code, out.endswith("Nothing was written.\n"), card.exists()) == (0, True, False)
-    monkeypatch.setenv(launches.VARIABLE, "off")
+    monkeypatch.setenv(launch_config.VARIABLE, "off")
     assert dcpp("tune", "--dry-run")[0] == 0
 
 
 def test_a_second_tuning_starts_from_the_first(dcpp: Dcpp, card: Path) -> None:
-    launches.write(card, replace(OTHER, gates=LONG), HERE)
+    launch_config.write(card, replace(OTHER, gates=LONG), HERE)
     assert "as before" in dcpp("tune")[1]
-    assert launches.read(card, HERE) == replace(OTHER, gates=LONG)
+    assert launch_config.read(card, HERE) == replace(OTHER, gates=LONG)
 
 
 def test_what_the_time_did_not_suffice_for_stays(dcpp: Dcpp, card: Path) -> None:
-    launches.write(card, OTHER, HERE)
+    launch_config.write(card, OTHER, HERE)
     assert dcpp("tune", "--time-limit", "0s")[0] == 1
-    assert launches.read(card, HERE) == OTHER
+    assert launch_config.read(card, HERE) == OTHER
 
 
 def test_a_damaged_file_is_told_and_written_anew(dcpp: Dcpp, card: Path) -> None:
@@ -510,20 +512,20 @@ def test_a_damaged_file_is_told_and_written_anew(dcpp: Dcpp, card: Path) -> None
         0,
         True,
     )
-    assert launches.read(card, HERE).gates == LONG
+    assert launch_config.read(card, HERE).gates == LONG
 
 
 def test_a_file_of_other_kernels_is_replaced(dcpp: Dcpp, card: Path) -> None:
-    launches.write(card, OTHER, {**HERE, "kernels": "89abcdef"})
+    launch_config.write(card, OTHER, {**HERE, "kernels": "89abcdef"})
     code, out, _ = dcpp("tune")
     assert (code, "it was made for other kernels than these." in out) == (0, True)
     assert [path.name for path in card.parent.iterdir()] == [card.name]
-    assert launches.read(card, HERE) == replace(DEFAULTS, gates=LONG)
+    assert launch_config.read(card, HERE) == replace(DEFAULTS, gates=LONG)
 
 
 def test_what_was_found_can_be_forgotten(dcpp: Dcpp, card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dcpp("tune", "--forget") == (0, f"There is none to remove: {card}\n", "")
-    launches.write(card, OTHER, HERE)
+    launch_config.write(card, OTHER, HERE)
     assert dcpp("tune", "--forget") == (0, f"Removed: {card}\n", "")
     assert not card.exists()
     card.write_text("{")
@@ -534,11 +536,11 @@ def test_what_was_found_can_be_forgotten(dcpp: Dcpp, card: Path, monkeypatch: py
 
 
 def test_a_dry_run_forgets_nothing(dcpp: Dcpp, card: Path) -> None:
-    launches.write(card, OTHER, HERE)
+    launch_config.write(card, OTHER, HERE)
     code, out, err = dcpp("tune", "--forget", "--dry-run")
     assert (code, out) == (1, "")
     assert err == "Error: --forget removes a file, and --dry-run writes nothing. Use one of the two.\n"
-    assert launches.read(card, HERE) == OTHER
+    assert launch_config.read(card, HERE) == OTHER
 
 
 @pytest.mark.usefixtures("card")
@@ -552,7 +554,7 @@ def test_a_file_that_is_not_ours_is_left_alone(
         notes.mkdir()
     else:
         notes.write_text(text)
-    monkeypatch.setenv(launches.VARIABLE, str(notes))
+    monkeypatch.setenv(launch_config.VARIABLE, str(notes))
     monkeypatch.setattr(tuning, "tune", lambda *_, **__: pytest.fail("was measured"))
     code, out, err = dcpp("tune", *arguments)
     assert (code, out) == (1, "")
@@ -564,13 +566,13 @@ def test_a_file_that_is_not_ours_is_left_alone(
 @pytest.mark.usefixtures("card")
 def test_a_file_of_ours_may_have_any_name(dcpp: Dcpp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = tmp_path / "folder" / "mine.json"
-    monkeypatch.setenv(launches.VARIABLE, str(mine))
+    monkeypatch.setenv(launch_config.VARIABLE, str(mine))
     for _ in range(2):
         code, out, _ = dcpp("tune")
         assert (code, out.endswith(f"Written: {mine}\n"), "cannot be used" in out) == (0, True, False)
     mine.write_text('{"launches": "damaged"}')
     assert dcpp("tune")[0] == 0
-    assert launches.read(mine, HERE).gates == LONG
+    assert launch_config.read(mine, HERE).gates == LONG
     assert dcpp("tune", "--forget") == (0, f"Removed: {mine}\n", "")
 
 
@@ -579,7 +581,7 @@ def test_a_file_of_ours_may_have_any_name(dcpp: Dcpp, tmp_path: Path, monkeypatc
 def test_a_path_that_is_none_is_an_error(
     arguments: tuple[str, ...], dcpp: Dcpp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(launches.VARIABLE, "~nosuchuser/launches.json")
+    monkeypatch.setenv(launch_config.VARIABLE, "~nosuchuser/launches.json")
     code, _, err = dcpp("tune", *arguments)
     assert code == 1
     assert err.startswith("Error: DCPP_LAUNCHES is '~nosuchuser/launches.json', which is no path here (")
@@ -601,7 +603,7 @@ def test_a_user_without_a_home_is_told_to_name_a_file(dcpp: Dcpp, monkeypatch: p
 
 @pytest.mark.usefixtures("card")
 def test_no_file_is_written_where_none_is_read(dcpp: Dcpp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(launches.VARIABLE, "off")
+    monkeypatch.setenv(launch_config.VARIABLE, "off")
     for arguments, use in (((), "Unset it, or use --dry-run."), (("--forget",), "Unset it.")):
         code, _, err = dcpp("tune", *arguments)
         assert (code, err) == (1, f"Error: DCPP_LAUNCHES is 'off': no file is read or written. {use}\n")
@@ -614,7 +616,7 @@ def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_measured(
     card.mkdir(parents=True)
     (tmp_path / "file").write_text("")
     for named in ("", str(tmp_path / "file" / "launches.json")):
-        monkeypatch.setenv(launches.VARIABLE, named)
+        monkeypatch.setenv(launch_config.VARIABLE, named)
         code, out, err = dcpp("tune")
         assert (code, out, "cannot be written" in err, "DCPP_LAUNCHES" in err) == (1, "", True, True)
 
@@ -626,7 +628,7 @@ def test_a_file_that_cannot_be_written_any_more_is_an_error(
         assert list(card.parent.iterdir()) == []  # the trial left nothing behind
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(launches, "write", full)
+    monkeypatch.setattr(launch_config, "write", full)
     code, _, err = dcpp("tune")
     assert (
         code,
@@ -668,11 +670,11 @@ def test_a_tuning_on_a_gpu_is_kept_and_right(dcpp: Dcpp) -> None:
     assert code == 0, err
     assert "not reached" not in out
     gpu = torch.device("cuda")
-    path = launches.file_of(gpu)
+    path = launch_config.file_of(gpu)
     assert path is not None
     assert out.endswith(f"Written: {path}\n")
-    launches._of_card.cache_clear()  # this process tuned with what was there before
-    assert launches.of(gpu) == launches.read(path, launches.card(gpu))
+    launch_config._of_card.cache_clear()  # this process tuned with what was there before
+    assert launch_config.of(gpu) == launch_config.read(path, launch_config.card(gpu))
     for kind in test_layer_kernels.COMMON:
         for shape in ((2, 129, 33, 130), (3, 128, 64, 4096), (2, 128, 512, 4096)):
             test_layer_kernels.test_the_layer_on_a_gpu_is_its_twin(kind, shape, 1)
@@ -689,7 +691,7 @@ def test_every_candidate_that_runs_on_a_gpu_is_right(group: Group) -> None:
     assert problems[0] is None
     assert WRONG not in problems
     for candidate in (one for one, problem in zip(group.candidates, problems, strict=True) if problem is None):
-        with launches.using(replace(DEFAULTS, **{group.name: candidate})):
+        with launch_config.using(replace(DEFAULTS, **{group.name: candidate})):
             for work in group.work:
                 shape = (2, 129, 33 if work.units <= layer.FEW_UNITS else 80, 130)
                 if "local" in work.kind:

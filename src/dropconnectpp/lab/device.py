@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dropconnectpp.lab.protocol import ProtocolError
+from dropconnectpp.lab.config.protocol import ProtocolError
 
 
 def choose(name: str) -> torch.device:

@@ -6,11 +6,12 @@ import hashlib
 from pathlib import Path
 from typing import Literal
 
-from dropconnectpp.lab.data import cache, embedded, folder, npm
+from dropconnectpp.lab.data import cache, npm
 from dropconnectpp.lab.data.catalogue import Entry, entry_named
 from dropconnectpp.lab.data.checksums import ALGORITHMS, check_files
 from dropconnectpp.lab.data.dataset import DataError, Dataset, Provenance
 from dropconnectpp.lab.data.download import Progress, download, silent
+from dropconnectpp.lab.data.formats import embedded, folder
 
 Source = Literal["official", "npm"]
 FOLDER = "folder:"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from dropconnectpp.lab.data import cifar, embedded, idx, norb, svhn
 from dropconnectpp.lab.data.dataset import Arrays, DataError
+from dropconnectpp.lab.data.formats import cifar, embedded, idx, norb, svhn
 
 
 @dataclass(frozen=True)

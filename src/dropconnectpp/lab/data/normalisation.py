@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from dropconnectpp.lab.config.protocol import Normalisation
 from dropconnectpp.lab.data.dataset import DataError
-from dropconnectpp.lab.protocol import Normalisation
 
 PAPER = Normalisation()
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 @cache
 def compiled(name: str) -> Any:
-    """The module of kernels `_triton_NAME`, or None without Triton."""
+    """The module of kernels `NAME_triton`, or None without Triton."""
     try:
-        return importlib.import_module(f"dropconnectpp.lab.kernels._triton_{name}")
+        return importlib.import_module(f"dropconnectpp.lab.kernels.{name}_triton")
     except ImportError:
         return None
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropconnectpp.lab.protocol import Architecture, pooled_side
+from dropconnectpp.lab.config.protocol import Architecture, pooled_side
 
 GROUP, FIRST_GROUP = 10, 9
 """Pictures whose filter gradients one block adds up, the second in the first layer. It sets the order of the sums, so

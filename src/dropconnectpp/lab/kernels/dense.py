@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dropconnectpp import functional, polynomials
+from dropconnectpp import _polynomials as polynomials
+from dropconnectpp import functional
 from dropconnectpp.lab.kernels.compiled import as_kernels_take, compiled, counter
-from dropconnectpp.lab.streams import Stream
+from dropconnectpp.lab.philox import Stream
 
 BLOCK = 1024
 

@@ -14,13 +14,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dropconnectpp import functional, polynomials
+from dropconnectpp import _polynomials as polynomials
+from dropconnectpp import functional
 from dropconnectpp.errors import ArgumentError, check_count
-from dropconnectpp.lab.kernels import launches
+from dropconnectpp.lab.kernels import launch_config
 from dropconnectpp.lab.kernels.adagrad import adagrad_all_
 from dropconnectpp.lab.kernels.compiled import as_kernels_take, compiled, counter
 from dropconnectpp.lab.kernels.dense import beside, draw_masks
-from dropconnectpp.lab.streams import Stream
+from dropconnectpp.lab.philox import Stream
 
 Kind = Literal["score", "straight-through"]
 
@@ -203,7 +204,7 @@ def _gate_by_kernel_(
 ) -> Tensor | None:
     """By the score, with partial sums of its squares, or with the gradient by the logit where it is given."""
     stack, count = len(gate.logit), gate.logit[0].numel()
-    chosen = launches.of(gate.logit.device)
+    chosen = launch_config.of(gate.logit.device)
     launch = chosen.gates if gate.alpha is None else chosen.gates_learned
     programs = -(-count // launch.block)
     partial, where = None, None

@@ -30,7 +30,7 @@ from dropconnectpp.lab.kernels.gates import (
 from dropconnectpp.lab.kernels.layer import tile
 from dropconnectpp.lab.kernels.local import MARGIN, LocalGate
 from dropconnectpp.lab.kernels.noise import draw_normal
-from dropconnectpp.lab.network import linear
+from dropconnectpp.lab.replicas.network import linear
 
 BLOCK = 32
 """Examples and units of a tile, at most: larger ones need more registers than there are."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dropconnectpp import functional
-from dropconnectpp.lab.kernels import gates, launches
+from dropconnectpp.lab.kernels import gates, launch_config
 from dropconnectpp.lab.kernels.adagrad import adagrad_all_
 from dropconnectpp.lab.kernels.compiled import compiled
 from dropconnectpp.lab.kernels.gates import (
@@ -76,7 +76,7 @@ def _product(x: Tensor, weight: Tensor, mask: Tensor | None) -> Tensor:
 
 def _product_by_kernel(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor | int) -> Tensor:
     (stack, batch, width), units, samples = x.shape, weight.shape[1], samples_of(gate)
-    chosen = launches.of(x.device)
+    chosen = launch_config.of(x.device)
     launch = chosen.forward_many if units > FEW_UNITS else chosen.forward
     length = whole(-(-width // MOST_SPLITS), launch.split)
     splits = -(-width // length)
@@ -165,7 +165,7 @@ def _backward_by_kernel_(
     crowded = samples_of(gate) > 1 or (
         learned is not None and (learned.kind != "score" or learned.slab_scale > 0 or units > FEW_UNITS)
     )
-    chosen = launches.of(x.device)
+    chosen = launch_config.of(x.device)
     launch = chosen.backward_crowded if crowded else chosen.backward
     block_b, block_i = tile(batch, launch.block_b), launch.block_i
     by_x = torch.empty((stack, batch, width), device=x.device, dtype=x.dtype)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dropconnectpp import functional
 from dropconnectpp.errors import ArgumentError
-from dropconnectpp.lab.kernels import launches
+from dropconnectpp.lab.kernels import launch_config
 from dropconnectpp.lab.kernels.adagrad import adagrad_all_
 from dropconnectpp.lab.kernels.compiled import compiled
 from dropconnectpp.lab.kernels.gates import (
@@ -79,7 +79,7 @@ def _synapses(x: Tensor, weight: Tensor, gate: LocalGate) -> tuple[Tensor, Tenso
 
 def _moments_by_kernel(x: Tensor, weight: Tensor, gate: LocalGate) -> Tensor:
     (stack, batch, width), units = x.shape, weight.shape[1]
-    launch = launches.of(x.device).local_forward
+    launch = launch_config.of(x.device).local_forward
     length = whole(-(-width // MOST_SPLITS), launch.split)
     splits = -(-width // length)
     block_b, block_o = tile(batch, launch.block_b), tile(units, launch.block_o)
@@ -133,7 +133,7 @@ def _backward_by_kernel_(x: Tensor, by_moments: Tensor, weight: Tensor, gate: Lo
     (stack, batch, width), units = x.shape, weight.shape[1]
     # A free q(pi), a slab and many units need more registers.
     crowded = gate.alpha is not None or gate.slab_scale > 0 or units > FEW_UNITS
-    chosen = launches.of(x.device)
+    chosen = launch_config.of(x.device)
     launch = chosen.local_crowded if crowded else chosen.local_backward
     block_b, block_i = tile(batch, launch.block_b), launch.block_i
     by_x = torch.empty((stack, batch, width), device=x.device, dtype=x.dtype)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d, pad
 
+from dropconnectpp.lab.config.protocol import pooled_side
 from dropconnectpp.lab.kernels.compiled import compiled
-from dropconnectpp.lab.protocol import pooled_side
 
 LANES = 512
 """Channels of one program when pooling."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dropconnectpp.lab.kernels.compiled import as_kernels_take, compiled, counter
-from dropconnectpp.lab.streams import Stream
+from dropconnectpp.lab.philox import Stream
 
 BLOCK = 256
 """Blocks of four numbers that a program draws."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dropconnectpp.lab.config.protocol import Normalisation
 from dropconnectpp.lab.data.normalisation import ChannelStatistics, standardise
 from dropconnectpp.lab.kernels.compiled import compiled
-from dropconnectpp.lab.protocol import Normalisation
 
 BLOCK = 1024
 """Values of a picture that a program handles at a time."""

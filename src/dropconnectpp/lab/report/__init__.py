@@ -1,7 +1,7 @@
 """Results as a reader meets them: tables, figures, one web page. No torch: a report is rebuilt anywhere."""
 
 from dropconnectpp.lab.report.building import build, text, text_tables
-from dropconnectpp.lab.report.tables import report_tables
+from dropconnectpp.lab.report.tables.paper import report_tables
 from dropconnectpp.lab.report.watching import watch
 from dropconnectpp.lab.report.writing import ReportError
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dropconnectpp.lab.report import answers, evidence, figures, latex, markdown, page, rendering, spreadsheets, writing
-from dropconnectpp.lab.report.experiments import Experiment, Notes, Selected, plain_experiment, select
-from dropconnectpp.lab.report.layout import lay_out
-from dropconnectpp.lab.report.plain_text import as_text
-from dropconnectpp.lab.report.table_rows import Table
-from dropconnectpp.lab.report.tables import report_tables, tables_of
-from dropconnectpp.lab.store import Row, Store, StoredProtocol
+from dropconnectpp.lab.report import figures, provenance, sentences, writing
+from dropconnectpp.lab.report.render import drawing, latex, markdown, page, spreadsheets
+from dropconnectpp.lab.report.render.text import as_text
+from dropconnectpp.lab.report.selection import Experiment, Notes, Selected, plain_experiment, select
+from dropconnectpp.lab.report.tables.paper import report_tables, tables_of
+from dropconnectpp.lab.report.tables.rows import Table
+from dropconnectpp.lab.report.views.paper import lay_out
+from dropconnectpp.lab.runs.store import Row, Store, StoredProtocol
 
 PAGE = "index.html"
 
@@ -35,7 +36,7 @@ def build(
     """
     with Store.open(store_path, read_only=True) as store:
         rows, notes, protocols = store.rows(), store.notes(), store.protocols()
-    commands = (command,) if command else evidence.commands(notes)
+    commands = (command,) if command else provenance.commands(notes)
     folder = Path(out_dir).expanduser()
     selected = select(rows, notes)
     found = files(selected, notes, protocols, commands=commands, pictures=pictures, refresh_s=refresh_s)
@@ -55,8 +56,8 @@ def files(
     """Every file of the report, by its path in the folder."""
     found = tables_of(selected, notes, protocols)
     laid, drawings = lay_out(found), figures.drawings(selected, found)
-    summary, findings = page.summary(selected), answers.findings(found["accuracy"], found["significance"])
-    drawn = [drawing for kind in drawings.values() for drawing in kind]
+    summary, findings = page.summary(selected), sentences.findings(found["accuracy"], found["significance"])
+    drawn = [figure for kind in drawings.values() for figure in kind]
     texts = {
         "tables.md": markdown.document(summary, findings, laid.values()),
         "tables.tex": latex.tables(laid.values()),
@@ -64,16 +65,16 @@ def files(
         **{f"tables/{name}.csv": spreadsheets.as_csv(table) for name, table in found.items() if table},
     }
     saved: dict[str, bytes] = {}
-    for drawing in drawn if pictures else ():
-        saved |= {f"figures/{name}": content for name, content in rendering.files(drawing).items()}
+    for figure in drawn if pictures else ():
+        saved |= {f"figures/{name}": content for name, content in drawing.files(figure).items()}
     behind = [*selected.experiments, *_timed_only(selected, found["time"], protocols)]
     texts[PAGE] = page.render(
         summary=summary,
         findings=findings,
         tables=laid,
         drawings=drawings,
-        evidence=[evidence.evidence(experiment, notes) for experiment in behind],
-        anchors={experiment.digest: evidence.anchor(experiment.digest) for experiment in behind},
+        evidence=[provenance.evidence(experiment, notes) for experiment in behind],
+        anchors={experiment.digest: provenance.anchor(experiment.digest) for experiment in behind},
         trials=selected.trials,
         commands=commands,
         files=sorted([*texts, *saved]),

@@ -12,12 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from dropconnectpp.lab.report import paper_values
-from dropconnectpp.lab.report.experiments import Experiment, Selected
-from dropconnectpp.lab.report.further_layout import score_place, score_title
-from dropconnectpp.lab.report.further_tables import NLL_RULES, RULES
-from dropconnectpp.lab.report.number_formats import fixed
-from dropconnectpp.lab.report.rendering import Drawing, Entry, Panel, colour_of, dashes_of
-from dropconnectpp.lab.report.table_rows import Table
+from dropconnectpp.lab.report.formats import fixed
+from dropconnectpp.lab.report.render.drawing import Drawing, Entry, Panel, colour_of, dashes_of
+from dropconnectpp.lab.report.selection import Experiment, Selected
+from dropconnectpp.lab.report.tables.further import NLL_RULES, RULES
+from dropconnectpp.lab.report.tables.rows import Table
+from dropconnectpp.lab.report.views.further import score_place, score_title
 
 LEAST_SHARE = 0.001
 """Bins of confidence with fewer of the pictures are not drawn: they are noise."""

@@ -1,0 +1,1 @@
+"""From outputs to a loss: the ELBO and the gradient of the posterior."""

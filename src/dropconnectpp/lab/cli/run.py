@@ -1,0 +1,351 @@
+"""`dcpp run`, `train` and `demo`: what trains networks."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from dropconnectpp.lab.cli.results import Out, make_folder, write_report
+from dropconnectpp.lab.config.notes import COMMAND, COMMAND_TOGETHER, TIMING_COMMAND
+from dropconnectpp.lab.config.protocol import METHODS, PAPER_METHODS, PRESETS, Method, ProtocolError
+
+if TYPE_CHECKING:
+    from dropconnectpp.lab.config.experiments import Experiment
+    from dropconnectpp.lab.runs.runner import Runner
+
+DataDirectory = Annotated[
+    Path | None,
+    typer.Option("--data-dir", envvar="DCPP_DATA", help="Where prepared data sets live (default: your cache folder)."),
+]
+DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+AtOnce = Annotated[
+    int | None, typer.Option("--replicas-at-once", min=1, help="Most replicas of a stack (default: as many as fit).")
+]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option("--time-limit", help="Stop in time, with everything kept: 90s, 9m, 1h30m. The same command goes on."),
+]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dropconnectpp {metadata.version('dropconnectpp')}")
+        raise typer.Exit
+
+
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """DropConnect++: the paper's experiments, and your own."""
+
+
+def duration(text: str) -> float:
+    """Seconds of a time such as 90s, 9m or 1h30m; a bare number is seconds.
+
+    >>> duration("1h30m")
+    5400.0
+    """
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    if not text or found is None:
+        raise ProtocolError(f"time-limit must look like 90s, 9m or 1h30m, got {text!r}.")
+    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(3600 * hours + 60 * minutes + seconds)
+
+
+def run(
+    what: Annotated[
+        str, typer.Argument(help="table1, table2, table3, figure1, or a TOML file of your own.", show_default=False)
+    ],
+    context: typer.Context,
+    dataset: Annotated[str, typer.Option(help="A name that `dcpp data list` shows, or folder:PATH.")] = "cifar10",
+    repeats: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Networks of each method, from different random starts (default: 50, or what the file says)."
+        ),
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help=f"Which of the methods, with commas between: {', '.join(METHODS)}.")
+    ] = ",".join(PAPER_METHODS),
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs of each training (default: the paper's 100).")
+    ] = None,
+    step_size: Annotated[float | None, typer.Option(help="Adagrad's (default: chosen as in the paper).")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Share that Dropout and DropConnect drop (default: chosen on held-out data).")
+    ] = None,
+    together: Annotated[
+        bool,
+        typer.Option(
+            "--together", help="Choose step sizes and rates with each other, on held-out data: fair to high rates."
+        ),
+    ] = False,
+    hyper: Annotated[
+        str | None, typer.Option(help="DropConnect++'s Beta posterior: learned (the paper's) or optimal.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Root of every random number.")] = 0,
+    foreign: Annotated[str | None, typer.Option(help="Another data set that should make the network unsure.")] = None,
+    first_replica: Annotated[
+        int, typer.Option(min=0, help="Number of the first network: machines that share no folder take different ones.")
+    ] = 0,
+    device: DeviceName = "auto",
+    out: Out = Path("dcpp-results"),
+    replicas_at_once: AtOnce = None,
+    time_limit: TimeLimit = None,
+    data_dir: DataDirectory = None,
+) -> None:
+    """Run an experiment of the paper, or your own, and write tables and a page.
+
+    Killed or stopped at any moment, the same command goes on. Several processes may share a folder. Examples:
+
+      dcpp run table1 --dataset cifar10 --repeats 50 --device cuda
+
+      dcpp run table1 --dataset fashion-mini --epochs 5 --repeats 3
+
+      dcpp run mine.toml --out results --time-limit 9m
+    """
+    from dropconnectpp.lab.config import experiments
+
+    if what not in experiments.NAMES and (what.endswith(".toml") or Path(what).is_file()):
+        experiment = experiments.from_file(Path(what))
+        _refuse_paper_options(what, context)
+        experiment = experiment if repeats is None else replace(experiment, repeats=repeats)
+    else:
+        experiment = experiments.of_the_paper(
+            what,
+            dataset,
+            methods=[name.strip() for name in methods.split(",") if name.strip()],
+            repeats=50 if repeats is None else repeats,
+            epochs=epochs,
+            step_size=step_size,
+            rate=rate,
+            hyper=hyper,
+            root_seed=seed,
+            foreign=foreign,
+            together=together,
+        )
+    experiment = replace(experiment, first_replica=first_replica)
+    with _runner(out, device, data_dir, replicas_at_once, time_limit) as runner:
+        _check_data(experiment, runner)
+        make_folder(out)
+        _remember_command(experiment, runner, timing=what == "table2")
+        if what == "table2":
+            _time(experiment, runner)
+        elif not _train(experiment, runner):
+            raise typer.Exit(3)
+    write_report(out, what)
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder of results and of the page.")] = Path("dcpp-demo"),
+    repeats: Annotated[int, typer.Option(min=1, help="Networks of each method.")] = 4,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training.")] = 6,
+    device: DeviceName = "auto",
+) -> None:
+    """Table 1 in small, on pictures that come with the package: minutes on a laptop.
+
+    Four methods, several repeats, significance, Monte Carlo prediction, timings and the learned posterior. Too
+    small to say which method is better; that is what `dcpp run table1` is for.
+    """
+    from dropconnectpp.lab.config import experiments
+
+    experiment = experiments.demo(repeats, epochs)
+    with _runner(out, device, None, None, None) as runner:
+        make_folder(out)
+        _remember_command(experiment, runner)
+        if not _train(experiment, runner):
+            raise typer.Exit(3)
+        _time(experiment, runner, rounds=3, steps=5)
+    write_report(out)
+
+
+def train(
+    model: Annotated[Path, typer.Option("--model", help="Where to write the trained network, as safetensors.")],
+    dataset: Annotated[str, typer.Option(help="A name that `dcpp data list` shows, or folder:PATH.")] = "fashion-mini",
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "dropconnect++",
+    estimator: Annotated[
+        str | None, typer.Option(help="How DropConnect++ learns its keep probabilities; bbvi, or the preset's.")
+    ] = None,
+    hyper: Annotated[
+        str | None, typer.Option(help="DropConnect++'s Beta posterior: learned or optimal; learned, or the preset's.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Share that Dropout or DropConnect drops; one half.")] = None,
+    step_size: Annotated[
+        float | None, typer.Option(help="Adagrad's; 0.01, or for a preset 0.005, with which it was measured.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training set.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Root of every random number.")] = 0,
+    device: DeviceName = "auto",
+    data_dir: DataDirectory = None,
+) -> None:
+    """Train one network and write it as a model that `dropconnectpp.load` reads.
+
+    Example:
+
+      dcpp train --model net.safetensors --dataset fashion-mini --method dropconnect++ --epochs 10
+    """
+    import dropconnectpp
+    from dropconnectpp.lab import data
+    from dropconnectpp.lab import device as devices
+    from dropconnectpp.lab.config.protocol import paper
+    from dropconnectpp.lab.replicas import evaluation, modules
+    from dropconnectpp.lab.replicas.stack import Stack, Unit
+
+    protocol = paper(dataset, method)
+    chosen = _with_options(protocol.method, method, estimator=estimator, hyper=hyper, rate=rate)
+    if step_size is None:
+        step_size = 0.005 if method in PRESETS else 0.01
+    protocol = replace(
+        protocol, method=chosen, training=replace(protocol.training, step_size=step_size, epochs=epochs), root_seed=seed
+    )
+    if not model.parent.is_dir():
+        raise ProtocolError(f"{model}: its folder does not exist. Make it, or give another path.")
+    if model.is_dir():
+        raise ProtocolError(f"{model}: a folder. Give the path of a file in it.")
+    stack = Stack([Unit(protocol, 0)], data.load(dataset, directory=data_dir), devices.choose(device))
+    with _display() as display:
+        display.group(f"{dataset}: {chosen.label}", 1, epochs, 0)
+        for epoch in range(1, epochs + 1):
+            loss = float(stack.train_epoch()[0])
+            last = epoch == epochs
+            point = evaluation.along_the_way(stack, replace(protocol.evaluation, curve_samples=0))[0] if last else {}
+            display.epoch(epoch, loss, point.get("accuracy"))
+    if not math.isfinite(loss):
+        raise ProtocolError(
+            f"the training diverged at step size {step_size} and nothing was written. Use a smaller one."
+        )
+    dropconnectpp.save(modules.to_module(stack, 0), model)
+    print(f"Test accuracy {point['accuracy']:.2f}% by Eq. (19). Written: {model}")
+
+
+def _with_options(chosen: Method, name: str, **options: Any) -> Method:
+    """A method with what was said on the command line, and a rate where it needs one."""
+    given = {option: value for option, value in options.items() if value is not None}
+    unused = [one for one in given if not (chosen.has_rate if one == "rate" else chosen.kind == "dropconnect++")]
+    if unused:
+        raise ProtocolError(f"{name} has no {unused[0]}. Leave out --{unused[0]}, or choose another --method.")
+    return replace(chosen, **({"rate": 0.5} if chosen.has_rate else {}) | given)
+
+
+# ------------------------------------------------------------------------------------------ the parts
+
+
+@contextmanager
+def _display() -> Iterator[Any]:
+    from dropconnectpp.lab.cli.display import Bars, Lines, make_progress
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Lines(console)
+        return
+    with make_progress(console) as progress:
+        yield Bars(progress)
+
+
+@contextmanager
+def _runner(
+    out: Path, device: str, data_dir: Path | None, at_once: int | None, time_limit: str | None
+) -> Iterator[Runner]:
+    from dropconnectpp.lab import data
+    from dropconnectpp.lab import device as devices
+    from dropconnectpp.lab.runs.runner import Runner
+
+    deadline = None if time_limit is None else time.monotonic() + duration(time_limit)
+    chosen = devices.choose(device)
+    if out.exists() and not out.is_dir():
+        raise ProtocolError(f"{out}: is a file. Give a folder.")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)  # a polite end, as by Ctrl-C
+    try:
+        with _display() as display:
+            yield Runner(
+                out,
+                chosen,
+                lambda name: data.load(name, directory=data_dir),
+                display,
+                group=at_once,
+                deadline=deadline,
+            )
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Stopped. What was finished or checkpointed is kept; the same command goes on.")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _refuse_paper_options(what: str, context: typer.Context) -> None:
+    """A file says everything itself; an option that it would overrule must not pass unnoticed."""
+    for name in ("dataset", "methods", "epochs", "step_size", "rate", "together", "hyper", "seed", "foreign"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ProtocolError(f"--{name.replace('_', '-')} is for the paper's experiments. Write it into {what}.")
+
+
+def _check_data(experiment: Experiment, runner: Runner) -> None:
+    """Before hours of training and before anything is written."""
+    for protocol in experiment.protocols:
+        shape = runner.dataset(protocol.data).shape
+        foreign = protocol.evaluation.foreign
+        if foreign and (other := runner.dataset(foreign).shape)[1:] != shape[1:]:
+            raise ProtocolError(
+                f"foreign pictures must be as large as those of {protocol.data}, {shape[1]} x {shape[2]}, and those of "
+                f"{foreign} are {other[1]} x {other[2]}."
+            )
+
+
+def _train(experiment: Experiment, runner: Runner) -> bool:
+    """Choose what is open, then train; whether everything is finished now."""
+    from dropconnectpp.lab.replicas.stack import Unit
+    from dropconnectpp.lab.runs.hyperparameters import select
+
+    complete = select(experiment.protocols, runner, experiment.selection)
+    if complete is None:
+        return False
+    outcome = runner.run([Unit(p, replica) for p in complete.values() for replica in experiment.replicas])
+    if outcome.left and not outcome.stopped:
+        runner.display.note(f"Other processes train the rest: {outcome.left} left.")
+    return not outcome.left
+
+
+def _time(experiment: Experiment, runner: Runner, rounds: int = 31, steps: int = 30) -> None:
+    from dropconnectpp.lab.replicas import timing
+
+    protocols = experiment.protocols
+    runner.display.note(f"timing in turn: {', '.join(protocol.method.label for protocol in protocols)}")
+    dataset = runner.dataset(protocols[0].data)
+    complete = [timing.complete(protocol) for protocol in protocols]
+    told = runner.display.timing
+    found = timing.measure(complete, dataset, runner.device, rounds=rounds, steps=steps, told=told)
+    with runner.store() as store:
+        for protocol, timings in zip(protocols, found, strict=True):
+            store.add(protocol)
+            store.write_note(protocol.digest, "timings", timings)
+
+
+def _remember_command(experiment: Experiment, runner: Runner, *, timing: bool = False) -> None:
+    """The page shows what made its numbers, whoever builds it later; timings have a note of their own."""
+    name = TIMING_COMMAND if timing else COMMAND_TOGETHER if experiment.selection.together else COMMAND
+    with runner.store() as store:
+        for protocol in experiment.protocols:
+            store.add(protocol)
+            store.write_note(protocol.digest, name, shlex.join(["dcpp", *sys.argv[1:]]))

@@ -1,0 +1,246 @@
+"""`dcpp tune`: what fits the kernels to a card."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dropconnectpp.errors import ArgumentError, MissingPackageError
+from dropconnectpp.lab.cli.data import step_display
+from dropconnectpp.lab.cli.display import counted
+from dropconnectpp.lab.cli.run import DeviceName, duration
+from dropconnectpp.lab.config.protocol import ProtocolError
+
+if TYPE_CHECKING:
+    import torch
+
+    from dropconnectpp.lab.kernels.launch_config import Launch, Launches
+    from dropconnectpp.lab.tuning.tuning import Choice
+
+
+def tune(
+    device: DeviceName = "auto",
+    time_limit: Annotated[
+        str, typer.Option("--time-limit", help="Measure no further after this time: 90s, 2m. What is found, counts.")
+    ] = "2m",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and show, and write nothing.")] = False,
+    every: Annotated[bool, typer.Option("--every", help="Show every candidate, with its time or its fault.")] = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Remove what was found before, and measure nothing.")
+    ] = False,
+) -> None:
+    """Find out how this GPU runs the dense layer's kernels fastest, and keep it for every later run.
+
+    Let nothing else run on the card meanwhile: it would be timed too.
+
+    Tune before an experiment, not in its middle: a tuned card adds up in another order, which moves last digits.
+
+    The kernels come with tiles that were chosen on an H200. Others are tried, and nothing is measured at other times.
+
+    What gives plain PyTorch's numbers to rounding and saves at least 2% goes into a file of your cache folder.
+
+    It counts for this card, this version of Triton and these kernels. DCPP_LAUNCHES names another file, or is "off".
+
+    Examples:
+
+      dcpp tune
+
+      dcpp tune --dry-run --time-limit 1m
+
+      dcpp tune --forget
+    """
+    from dropconnectpp.lab import device as devices
+    from dropconnectpp.lab.kernels import launch_config
+    from dropconnectpp.lab.tuning import tuning
+
+    if forget and dry_run:
+        raise ProtocolError("--forget removes a file, and --dry-run writes nothing. Use one of the two.")
+    deadline = time.monotonic() + duration(time_limit)
+    card = devices.choose(device)
+    _check(card)
+    path = _file_of(card)
+    kept = None if dry_run else _to_change(path, forget)
+    if kept is not None and forget:
+        print(f"{'Removed' if _remove(kept) else 'There is none to remove'}: {kept}")
+        return
+    made_for, replicas = launch_config.card(card), tuning.replicas_that_fit(card)
+    present = _present(path, made_for)
+    choices, stopped = _measured(present, card, replicas, deadline)
+    if choices:
+        _show(choices, f"{devices.describe(card)}, {replicas} replicas, batch {tuning.BATCH}")
+    for choice in choices if every else ():
+        _show_tried(choice)
+    if _tell(choices, stopped) and kept is not None:
+        with _writing(kept):
+            launch_config.write(kept, tuning.chosen(present, choices), made_for)
+        print(f"Written: {kept}")
+    else:
+        print("Nothing was written.")
+    if stopped:
+        raise KeyboardInterrupt
+
+
+# ----------------------------------------------------------------------------------------------- the card
+
+
+def _check(card: torch.device) -> None:
+    """Whether there is something to tune, or an error that says why not."""
+    from dropconnectpp.lab import device as devices
+    from dropconnectpp.lab.kernels.compiled import compiled
+
+    if card.type != "cuda":
+        raise ProtocolError("dcpp tune measures on a CUDA device, and got a CPU. Run it on a machine with a GPU.")
+    if compiled("layer") is None:
+        raise MissingPackageError("dcpp tune needs Triton. Install it with: pip install triton")
+    if not devices.tensor_cores(card):
+        raise ProtocolError(
+            f"{devices.describe(card)} has no bf16 products and does not use these kernels: there is nothing to tune."
+        )
+
+
+def _measured(present: Launches, card: torch.device, replicas: int, deadline: float) -> tuple[list[Choice], bool]:
+    """What was found, and whether Ctrl-C came before the end: minutes on a card are not thrown away."""
+    from dropconnectpp.lab.tuning import tuning
+
+    bench_of, found = partial(tuning.Bench, device=card, replicas=replicas), []
+    with step_display() as progress:
+        try:
+            for choice in tuning.tune(present, bench_of, deadline=deadline, progress=progress):
+                found.append(choice)
+        except KeyboardInterrupt:
+            return found, True
+    return found, False
+
+
+# ----------------------------------------------------------------------------------------------- the file
+
+
+def _file_of(card: torch.device) -> Path | None:
+    from dropconnectpp.lab.kernels import launch_config
+
+    try:
+        return launch_config.file_of(card)
+    except RuntimeError as error:
+        named = os.environ.get(launch_config.VARIABLE)
+        what = f"{launch_config.VARIABLE} is {named!r}, which is no path here" if named else "there is no cache folder"
+        raise ProtocolError(f"{what} ({error}). Name a file with {launch_config.VARIABLE}.") from error
+
+
+def _to_change(path: Path | None, forget: bool) -> Path:
+    """The file that will be written or removed, or, before minutes of measuring, an error that says why not."""
+    from dropconnectpp.lab.kernels import launch_config
+
+    if path is None:
+        use = "Unset it." if forget else "Unset it, or use --dry-run."
+        raise ProtocolError(f"{launch_config.VARIABLE} is 'off': no file is read or written. {use}")
+    if not launch_config.is_ours(path):
+        raise ProtocolError(
+            f"{path}: is no file of launches, and dcpp tune neither replaces nor removes it. "
+            f"Name another with {launch_config.VARIABLE}, or remove it yourself."
+        )
+    if not forget:
+        with _writing(path):
+            launch_config.try_to_write(path)
+    return path
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    from dropconnectpp.lab.kernels import launch_config
+
+    try:
+        yield
+    except OSError as error:
+        raise ProtocolError(
+            f"{path}: cannot be written ({error}). Name another with {launch_config.VARIABLE}."
+        ) from error
+
+
+def _present(path: Path | None, made_for: dict[str, str]) -> Launches:
+    """What is to beat. `launch_config.of` says the same, with a warning that advises what is being done."""
+    from dropconnectpp.lab.kernels import launch_config
+
+    try:
+        return launch_config.DEFAULTS if path is None else launch_config.read(path, made_for)
+    except FileNotFoundError:
+        return launch_config.DEFAULTS
+    except (OSError, ArgumentError) as error:
+        print(f"{path}: cannot be used, so the defaults are what is to beat: {error}")
+        return launch_config.DEFAULTS
+
+
+def _remove(path: Path) -> bool:
+    """Whether there was such a file."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ProtocolError(f"{path}: cannot be removed ({error.strerror}).") from error
+    return True
+
+
+# ------------------------------------------------------------------------------------------ what is shown
+
+
+def _show(choices: Sequence[Choice], title: str) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in ("kernel", "before µs", "after µs", "ratio", "chosen"):
+        table.add_column(column, justify="right" if column in ("before µs", "after µs", "ratio") else "left")
+    for choice in choices:
+        before, after = choice.before_us, choice.after_us
+        ratio = None if before is None or after is None else after / before
+        figures = ("-" if one is None else f"{one:.4g}" for one in (before, after, ratio))
+        table.add_row(choice.group.title, *figures, _chosen(choice))
+    Console().print(table)
+    unfit, wrong = sum(choice.unfit for choice in choices), sum(choice.wrong for choice in choices)
+    left_out = []
+    if unfit:
+        left_out.append(f"{counted(unfit, 'candidate')} that {'does' if unfit == 1 else 'do'} not fit this card")
+    if wrong:
+        left_out.append(f"{counted(wrong, 'candidate')} with other numbers than plain PyTorch's")
+    if left_out:
+        print(f"Left out: {', '.join(left_out)}.")
+
+
+def _show_tried(choice: Choice) -> None:
+    for launch, found in choice.tried:
+        how = _changes(choice.before, launch) or "as before"
+        print(f"{choice.group.title}; {how}: {found if isinstance(found, str) else f'{found:.4g} µs'}")
+
+
+def _tell(choices: Sequence[Choice], stopped: bool) -> bool:
+    """Say what was not timed; whether anything was, or an error where nothing was, and Ctrl-C is not the reason."""
+    timed = [choice for choice in choices if choice.after_us is not None]
+    failures = [choice.failure for choice in choices if choice.failure]
+    for failure in failures:
+        print(failure)
+    if missed := len(choices) - len(timed) - len(failures):
+        print(f"{counted(missed, 'kernel')} {'was' if missed == 1 else 'were'} not reached: use a longer --time-limit.")
+    if stopped:
+        print("Stopped. What was found until then counts." if timed else "Stopped before anything was found.")
+    elif not timed:
+        reason = "See above what failed." if failures else "Use a longer --time-limit."
+        raise ProtocolError(f"No kernel could be timed, and nothing was written. {reason}")
+    return bool(timed)
+
+
+def _chosen(choice: Choice) -> str:
+    if choice.after_us is None:
+        return "failed" if choice.failure else "not reached"
+    return _changes(choice.before, choice.after) or "as before"
+
+
+def _changes(before: Launch, after: Launch) -> str:
+    old = vars(before)
+    changed = {name: value for name, value in vars(after).items() if value != old[name]}
+    return ", ".join("no limit on registers" if value is None else f"{name} {value}" for name, value in changed.items())

@@ -1,0 +1,1 @@
+"""What an experiment is, as frozen settings; the digest of one is the identity of a run."""

@@ -1,0 +1,172 @@
+"""The paper's experiments by name, and anybody's own from a TOML file: what to train, and how often."""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dropconnectpp.lab.config.protocol import (
+    PAPER_METHODS,
+    Architecture,
+    Evaluation,
+    Method,
+    Protocol,
+    ProtocolError,
+    from_dict,
+    paper,
+)
+from dropconnectpp.lab.runs.hyperparameters import Selection
+
+NAMES = ("table1", "table2", "table3", "figure1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Protocols to complete and to train, how many replicas of each, and how to choose what is open."""
+
+    protocols: tuple[Protocol, ...]
+    repeats: int = 50
+    first_replica: int = 0
+    """So that machines without a shared folder can each train some of the replicas."""
+    selection: Selection = field(default_factory=Selection)
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ProtocolError(f"repeats must be at least 1, got {self.repeats}.")
+        if not self.protocols:
+            raise ProtocolError("an experiment needs at least one method.")
+
+    @property
+    def replicas(self) -> range:
+        """The replicas of each method that are to be trained."""
+        return range(self.first_replica, self.first_replica + self.repeats)
+
+
+def of_the_paper(
+    name: str,
+    data: str,
+    *,
+    methods: Sequence[str] = tuple(PAPER_METHODS),
+    repeats: int = 50,
+    epochs: int | None = None,
+    step_size: float | None = None,
+    rate: float | None = None,
+    hyper: str | None = None,
+    root_seed: int = 0,
+    foreign: str | None = None,
+    together: bool = False,
+) -> Experiment:
+    """A table or the figure on one data set: the same trainings, of which each shows a part.
+
+    Table 2 has DropConnect++ with alpha~ and beta~ at their optimum too, unless `hyper` says which: a time is best
+    compared with those of the same run. With `together` step sizes and rates are chosen with each other.
+    """
+    if name not in NAMES:
+        raise ProtocolError(f"There is no experiment {name!r}. Choose from {', '.join(NAMES)}, or give a TOML file.")
+    if name == "table3":
+        methods = ["dropconnect++"]
+    protocols = []
+    for method in methods:
+        protocol = paper(data, method)
+        epochs = protocol.training.epochs if epochs is None else epochs
+        chosen = protocol.method
+        if chosen.has_rate and rate is not None:
+            chosen = replace(chosen, rate=rate)
+        if method == "dropconnect++" and hyper is not None:
+            chosen = replace(chosen, hyper=hyper)  # type: ignore[arg-type]
+        training = replace(protocol.training, step_size=step_size, epochs=epochs)
+        evaluation = replace(protocol.evaluation, foreign=foreign)
+        protocols.append(
+            replace(protocol, method=chosen, training=training, evaluation=evaluation, root_seed=root_seed)
+        )
+    if name == "table2" and hyper is None:
+        for protocol in [one for one in protocols if one.method == PAPER_METHODS["dropconnect++"]]:
+            protocols.append(replace(protocol, method=replace(protocol.method, hyper="optimal")))
+    return Experiment(protocols=tuple(protocols), repeats=repeats, selection=Selection(together=together))
+
+
+def from_file(path: Path) -> Experiment:
+    """An experiment of one's own: `repeats`, `[protocol]`, `[[methods]]`, `[selection]`; all of them optional."""
+    try:
+        with path.open("rb") as file:
+            content: dict[str, Any] = tomllib.load(file)
+    except FileNotFoundError as error:
+        raise ProtocolError(
+            f"{path}: there is no such file. The paper's experiments are {', '.join(NAMES)}."
+        ) from error
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"{path}: cannot be read ({error}).") from error
+    try:
+        return _from_content(content)
+    except ProtocolError as error:
+        raise ProtocolError(f"{path}: {error}") from None
+
+
+def _from_content(content: dict[str, Any]) -> Experiment:
+    for name, value in content.items():
+        if name not in ("repeats", "protocol", "methods", "selection"):
+            raise ProtocolError(f"{name} is no setting. Known: repeats, protocol, methods, selection.")
+        if name in ("protocol", "selection") and not isinstance(value, dict):
+            raise ProtocolError(f"{name} must be a table, under [{name}], got {value!r}.")
+    bases = [from_dict(Protocol, one, "protocol.") for one in _by_step_size(content.get("protocol", {}))]
+    base = bases[0]
+    given = [content.get("protocol", {}).get("method", {})]
+    chosen = [base.method]
+    if "methods" in content:
+        methods = content["methods"]
+        if not isinstance(methods, list) or not all(isinstance(one, dict) for one in methods):
+            raise ProtocolError("methods must be tables, each under [[methods]].")
+        if "method" in content.get("protocol", {}):
+            raise ProtocolError("protocol.method is one method and [[methods]] are several: give one or the other.")
+        given = [one for table in methods for one in _one_by_one(table)]
+        chosen = [from_dict(Method, one, "methods.") for one in given]
+    selection = from_dict(Selection, content.get("selection", {}), "selection.")
+    if selection.logit_steps:
+        chosen = [
+            replace(method, logit_step=None) if method.kind == "dropconnect++" and "logit_step" not in one else method
+            for method, one in zip(chosen, given, strict=True)
+        ]
+    repeats = content.get("repeats", 10)
+    if type(repeats) is not int:
+        raise ProtocolError(f"repeats must be a whole number, got {repeats!r}.")
+    protocols = tuple(replace(one, method=method) for method in chosen for one in bases)
+    return Experiment(protocols=protocols, repeats=repeats, selection=selection)
+
+
+def _by_step_size(protocol: dict[str, Any]) -> list[dict[str, Any]]:
+    """Protocols of which a list of step sizes stands for as many."""
+    training = protocol.get("training")
+    if not isinstance(training, dict) or not isinstance(training.get("step_size"), list):
+        return [protocol]
+    steps = _one_by_one({"step_size": training["step_size"]}, "protocol.training.")
+    return [protocol | {"training": training | one} for one in steps]
+
+
+def _one_by_one(table: dict[str, Any], where: str = "methods.") -> list[dict[str, Any]]:
+    """A table in which a list of values stands for as many tables; of several lists every combination."""
+    for name, value in table.items():
+        if value == []:
+            raise ProtocolError(f"{where}{name} is an empty list: give a value, or several.")
+    values = [value if isinstance(value, list) else [value] for value in table.values()]
+    return [dict(zip(table, combination, strict=True)) for combination in itertools.product(*values)]
+
+
+def demo(repeats: int = 4, epochs: int = 6) -> Experiment:
+    """Table 1 in small, on the embedded pictures: a narrow network, few epochs, few repeats."""
+    architecture = Architecture(maps=(8, 8, 16), hidden=32)
+    evaluation = Evaluation(
+        every=2, curve_samples=10, samples=(1, 10, 30), shares=(1.0, 0.5, 0.25, 0.1), predictive_samples=10
+    )
+    fixed = [
+        Method(kind="none"),
+        Method(kind="dropout", rate=0.5),
+        Method(kind="dropconnect", rate=0.5),
+        Method(kind="dropconnect++"),
+    ]
+    base = Protocol(data="fashion-mini", architecture=architecture, evaluation=evaluation)
+    training = replace(base.training, step_size=0.01, batch_size=64, epochs=epochs)
+    return Experiment(protocols=tuple(replace(base, method=m, training=training) for m in fixed), repeats=repeats)

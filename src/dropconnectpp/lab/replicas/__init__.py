@@ -1,0 +1,1 @@
+"""Many networks at once: a stack of replicas, trained and evaluated."""

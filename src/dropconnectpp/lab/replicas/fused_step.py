@@ -1,0 +1,143 @@
+"""The training step of a stack through kernels that draw masks, send gradients back and update weights in one pass.
+
+`training` defines what a step is and takes all steps that this one does not cover; both give the same networks, to
+rounding. Here no gradient of the dense layer's weights goes to memory.
+Shapes: L samples, R replicas, B batch, I inputs, O units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeGuard
+
+import torch
+from torch import Tensor
+
+from dropconnectpp.lab.kernels.gates import Adagrad, Gate, LearnedGate, step_gate_, update_gate_
+from dropconnectpp.lab.kernels.head import Head, there_and_back
+from dropconnectpp.lab.kernels.layer import gated_product, gated_product_backward_
+from dropconnectpp.lab.kernels.local import LocalGate, gate_moments, gate_moments_backward_
+from dropconnectpp.lab.replicas.convolutions import features
+from dropconnectpp.lab.replicas.dropconnectpp import DropConnectPP
+from dropconnectpp.lab.replicas.network import log_likelihoods
+from dropconnectpp.lab.replicas.regularisers import SYNAPSES
+
+if TYPE_CHECKING:
+    from dropconnectpp.lab.replicas.stack import Segment, Stack
+
+
+def covers(stack: Stack) -> bool:
+    """Whether the kernels, which take bf16 inputs, can gate every segment."""
+    mixed = stack.device.type == "cuda" and stack.input_dtype == torch.bfloat16
+    return mixed and all(s.regulariser.gate() is not None for s in stack.segments)
+
+
+def take(stack: Stack, images: Tensor, labels: Tensor) -> Tensor:
+    """One step on a batch: (R, B, C, H, W) and (R, B). Updates all that is trained; mean log-likelihoods (R,)."""
+    with torch.enable_grad():
+        filters = {n: v.requires_grad_() for n, v in stack.parameters.items() if n.startswith("conv")}
+        inputs = features(images, stack.parameters, stack.shape.architecture)
+    found: dict[str, list[Tensor]] = {}
+    rewards, by_inputs = [], []
+    for number, segment in enumerate(stack.segments):
+        reward, by_input, own = _segment_step(stack, number, segment, inputs.detach(), labels[segment.rows])
+        rewards.append(reward)
+        by_inputs.append(by_input)
+        for name, value in own.items():
+            found.setdefault(name, []).append(value)
+    gradients = {name: _joined(values) for name, values in found.items()}
+    back = torch.autograd.grad(inputs, list(filters.values()), _joined(by_inputs))
+    stack.update({**gradients, **dict(zip(filters, back, strict=True))})
+    return _joined(rewards)
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    """What the segments have, one after the other."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _segment_step(
+    stack: Stack, number: int, segment: Segment, inputs: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Rewards, the gradient of the inputs, and the gradients of bias and output layer, by name.
+
+    Steps the weights, and all gates.
+    """
+    regulariser, rows, step = segment.regulariser, segment.rows, stack.step
+    x, replicas = inputs[rows], regulariser.replicas
+    weight, bias, output_weight, output_bias = stack.segment_parameters(segment)
+    gate, bias_gate = regulariser.gate(), regulariser.gate("bias")
+    assert gate is not None
+    assert bias_gate is not None
+    sums = forward(x, weight, gate, replicas, step)
+    head = Head(bias, bias_gate, regulariser.unit_gate(), output_weight, output_bias, labels)
+    found = there_and_back(sums, head, replicas, step)
+    mean_reward = None
+    if regulariser.needs_mean_network:
+        mean_reward = log_likelihoods(stack.predict_segment(segment, x.to(stack.dtype)), labels).mean(1)
+    update, unmoved = _adagrad(stack, number, segment, "weight"), _kept(gate, weight)
+    by_input = backward_(x, found.by_sums, weight, gate, replicas, step, update)
+    if by_score(gate):
+        _learn_by_score(stack, number, segment, found.rewards, mean_reward, {"weight": unmoved, "bias": bias})
+    elif isinstance(bias_gate, LearnedGate):
+        assert found.by_logit is not None
+        step_gate_(bias_gate, found.by_logit, bias, _adagrad(stack, number, segment, "bias"))
+    rewards = found.rewards[0] if len(found.rewards) == 1 else found.rewards.mean(0)
+    named = {"output.weight": found.by_weight, "output.bias": found.by_output_bias, "dense.bias": found.by_bias}
+    return rewards, by_input, named
+
+
+def by_score(gate: Gate) -> TypeGuard[LearnedGate]:
+    """Whether a gate learns by the score, in a pass of its own."""
+    return isinstance(gate, LearnedGate) and gate.kind == "score"
+
+
+def forward(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor) -> Tensor:
+    """The layer's sums without the bias: of each sample (L, R, B, O), or their moments (2, R, B, O)."""
+    if isinstance(gate, LocalGate):
+        return gate_moments(x, weight, gate)
+    return gated_product(x, weight, gate, replicas, step)
+
+
+def backward_(
+    x: Tensor, by_sums: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor, update: Adagrad
+) -> Tensor:
+    """The gradient of the inputs from that of what `forward` gave; steps the weights and gates that need it."""
+    if isinstance(gate, LocalGate):
+        return gate_moments_backward_(x, by_sums, weight, gate, update)
+    return gated_product_backward_(x, by_sums, weight, gate, replicas, step, update)
+
+
+def _kept(gate: Gate, weight: Tensor) -> Tensor | None:
+    """The weight as it is before its step, where gates that step after it have a slab."""
+    return weight.clone() if by_score(gate) and gate.slab_scale else None
+
+
+def _learn_by_score(
+    stack: Stack,
+    number: int,
+    segment: Segment,
+    rewards: Tensor,
+    mean_reward: Tensor | None,
+    before: dict[str, Tensor | None],
+) -> None:
+    """A step of the gates of weights and biases, and of the moments; ``before`` is what they gate, as it was before its
+    own step."""
+    regulariser, squared = segment.regulariser, []
+    assert isinstance(regulariser, DropConnectPP)
+    coefficient = regulariser.coefficient(rewards, mean_reward, stack.step)
+    for name in SYNAPSES:
+        gate = regulariser.gate(name)
+        assert isinstance(gate, LearnedGate)
+        gate, update = replace(gate, coefficient=coefficient), _adagrad(stack, number, segment, name)
+        squared.append(update_gate_(gate, regulariser.replicas, stack.step, update, before[name]))
+    regulariser.fold_in(rewards, squared)
+
+
+def _adagrad(stack: Stack, number: int, segment: Segment, name: str) -> Adagrad:
+    settings, prefix = stack.protocol.training, f"segment{number}.{name}_"
+    own = {n.removeprefix(prefix): v for n, v in stack.accumulators.items() if n.startswith(prefix)}
+    sizes = stack.step_sizes[segment.rows]
+    total = stack.accumulators[f"dense.{name}"][segment.rows]
+    gate_sizes = segment.gate_sizes if own else None
+    return Adagrad(total, sizes, settings.epsilon, settings.epsilon_inside, gate_sizes=gate_sizes, **own)

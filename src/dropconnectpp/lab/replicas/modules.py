@@ -1,0 +1,71 @@
+"""A trained replica as an ordinary model: plain torch layers and the library's own, to use, save and deploy."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import nn
+
+import dropconnectpp
+from dropconnectpp.lab.config.protocol import Method
+from dropconnectpp.lab.replicas.dropconnectpp import estimator_of
+from dropconnectpp.lab.replicas.network import Shape
+from dropconnectpp.lab.replicas.stack import Stack
+
+
+def build(shape: Shape, method: Method, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """The paper's network as a module, with fresh parameters."""
+    architecture = shape.architecture
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    channels = shape.channels
+    for number, (maps, pooled) in enumerate(zip(architecture.maps, architecture.pooled, strict=True)):
+        layers[f"conv{number}"] = nn.Conv2d(channels, maps, architecture.filter_size, padding=architecture.padding)
+        if pooled:
+            layers[f"pool{number}"] = nn.MaxPool2d(
+                architecture.pool_size, architecture.pool_stride, ceil_mode=architecture.ceil_mode
+            )
+        layers[f"relu{number}"] = nn.ReLU()
+        channels = maps
+    layers["flatten"] = nn.Flatten()
+    units, inputs = shape.dense
+    layers["dense"] = _dense(method, inputs, units)
+    if not getattr(layers["dense"], "activation", None):
+        layers["relu"] = nn.ReLU()
+    if method.kind == "dropout":
+        layers["dropout"] = nn.Dropout(method.rate or 0.0)
+    layers["output"] = nn.Linear(units, shape.classes)
+    return nn.Sequential(layers).to(dtype)
+
+
+def _dense(method: Method, inputs: int, units: int) -> nn.Module:
+    if method.kind == "dropconnect" and method.rate:  # the library's layer always drops something
+        keep = 1.0 - method.rate
+        options: dict[str, Any] = {"evaluation": method.evaluation, "activation": nn.ReLU()}
+        return dropconnectpp.DropConnectLinear(inputs, units, keep_probability=keep, **options)
+    if method.kind == "dropconnect++":
+        return dropconnectpp.DropConnectPPLinear(
+            inputs,
+            units,
+            alpha=method.alpha,
+            beta=method.beta,
+            keep_probability=method.keep_probability,
+            hyper=method.hyper,
+            estimator=estimator_of(method),
+            parameterisation=method.parameterisation,
+            activation=nn.ReLU(),  # Eq. (18) averages the activation
+        )
+    return nn.Linear(inputs, units)
+
+
+@torch.no_grad()
+def to_module(stack: Stack, replica_index: int) -> nn.Sequential:
+    """Replica ``replica_index`` of a stack as a module in eval mode, on the CPU."""
+    segment = next(s for s in stack.segments if s.rows.start <= replica_index < s.rows.stop)
+    module = build(stack.shape, stack.units[replica_index].protocol.method, stack.dtype)
+    state = {name: value[replica_index].detach().cpu() for name, value in stack.parameters.items()}
+    for name, value in segment.regulariser.parameters.items():
+        state[f"dense.{name}"] = value[replica_index - segment.rows.start].detach().cpu()
+    module.load_state_dict(state)
+    return module.eval()

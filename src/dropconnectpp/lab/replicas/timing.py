@@ -1,0 +1,143 @@
+"""Table 2: seconds per epoch of each method, and what a prediction costs. Measured warm and in turn."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import dropconnectpp
+from dropconnectpp.lab import device as devices
+from dropconnectpp.lab.config.protocol import Protocol
+from dropconnectpp.lab.data.dataset import Dataset
+from dropconnectpp.lab.replicas import evaluation, modules
+from dropconnectpp.lab.replicas.stack import Stack, Unit
+
+PREDICTIONS = 10_000
+PATIENCE = 60.0
+"""Seconds after which no round begins, but for the first five."""
+MC_SAMPLES = 30
+
+Runs = dict[str, Callable[[], object]]
+
+
+def measure(
+    protocols: Sequence[Protocol],
+    dataset: Dataset,
+    device: torch.device,
+    *,
+    replicas: int = 1,
+    rounds: int = 31,
+    steps: int = 30,
+    told: Callable[[int, int], None] = lambda done, total: None,
+) -> list[dict[str, Any]]:
+    """Timings of complete protocols on one data set: medians over the rounds.
+
+    A round times each once, so that a clock that rises or a busy neighbour meets all alike. An epoch is scaled from its
+    first `steps`. ``told`` hears how many rounds of how many are over.
+    """
+    stacks = [
+        Stack([Unit(protocol, replica) for replica in range(replicas)], dataset, device) for protocol in protocols
+    ]
+    epochs = [len(stack.batches) for stack in stacks]
+    for stack in stacks:
+        stack.examples = stacks[0].examples  # one copy of the pictures, which all see alike
+        stack.batches = stack.batches[:steps]
+        stack.train_epoch()
+    runs = [{"shuffle": stack.shuffle, "steps": stack.train_batches, **_predictions(stack)} for stack in stacks]
+    medians = in_rounds(runs, device, rounds, told)
+    return [
+        {
+            "seconds_per_epoch": (found.pop("shuffle") + found.pop("steps") / len(stack.batches) * epoch) / replicas,
+            "replicas": replicas,
+            "prediction": {name: seconds * PREDICTIONS / _examples(stack) for name, seconds in found.items()},
+            "device": devices.describe(device),
+        }
+        for stack, epoch, found in zip(stacks, epochs, medians, strict=True)
+    ]
+
+
+def in_rounds(
+    runs: Sequence[Runs],
+    device: torch.device,
+    rounds: int,
+    told: Callable[[int, int], None] = lambda done, total: None,
+) -> list[dict[str, float]]:
+    """Median seconds of calls that take turns, each of which has run once before."""
+    taken: list[dict[str, list[float]]] = [{name: [] for name in one} for one in runs]
+    for one in runs:
+        for run in one.values():
+            run()
+    start = time.monotonic()
+    for done in range(rounds):
+        if done >= 5 and time.monotonic() - start > PATIENCE:
+            break
+        for one, times in zip(runs, taken, strict=True):
+            for name, run in one.items():
+                times[name].append(seconds(run, device))
+        told(done + 1, rounds)
+    return [{name: statistics.median(several) for name, several in times.items()} for times in taken]
+
+
+def _examples(stack: Stack) -> int:
+    """Pictures that are predicted in a round: a processor takes long for 10,000."""
+    return min(PREDICTIONS if stack.device.type == "cuda" else 1_000, len(stack.examples.test_images))
+
+
+def _predictions(stack: Stack) -> Runs:
+    """The ways in which the first replica, as an ordinary module, can predict."""
+    module = modules.to_module(stack, 0).to(stack.device)
+    images = stack.examples.test_images[: _examples(stack)]
+    batches = [stack.examples.standardise(part, stack.dtype) for part in images.split(evaluation.CHUNK)]
+
+    def of(model: Callable[[Any], Any]) -> Callable[[], None]:
+        @torch.no_grad()
+        def run() -> None:
+            for batch in batches:
+                model(batch)
+
+        return run
+
+    kind = stack.protocol.method.kind
+    if kind in ("none", "dropout"):
+        return {kind: of(module)}
+    found: Runs = {"mean": of(module)}
+    if stack.protocol.method.evaluation == "mean":  # no plain layer does what "gaussian" does
+        found["folded"] = of(dropconnectpp.to_dense(module))
+    found[f"mc{MC_SAMPLES}"] = of(lambda batch: dropconnectpp.predict(module, batch, num_samples=MC_SAMPLES))
+    return found
+
+
+def median_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Of a call on a device, over the repeats."""
+    return statistics.median(seconds(run, device) for _ in range(repeats))
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Of a call on a device, once everything queued there is done."""
+    _wait(device)
+    start = time.perf_counter()
+    run()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def complete(protocol: Protocol) -> Protocol:
+    """A protocol with any step size and rate: time does not depend on them."""
+    method = (
+        replace(protocol.method, rate=0.5)
+        if protocol.method.has_rate and protocol.method.rate is None
+        else protocol.method
+    )
+    return replace(
+        protocol, method=method, training=replace(protocol.training, step_size=protocol.training.step_size or 0.005)
+    )

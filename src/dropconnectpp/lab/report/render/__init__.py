@@ -1,0 +1,1 @@
+"""Laid-out tables and figures as a page, LaTeX, Markdown, CSV or text."""

@@ -1,0 +1,131 @@
+"""What the tables say, in sentences made from their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from dropconnectpp.lab.report.formats import fixed, significant
+from dropconnectpp.lab.report.statistics import SIGNIFICANCE
+from dropconnectpp.lab.report.tables.rows import OURS, Table
+
+Sentences = tuple[tuple[str, tuple[str, ...]], ...]
+"""A heading, the data set, and lines."""
+EQUAL = 0.05
+"""Timings that differ by less than this share count as equal: they are medians of a few."""
+
+
+def findings(accuracy: Table, significance: Table) -> Sentences:
+    """Where DropConnect++ stands on each data set: its mean, the paper's, and whom it beats."""
+    found = []
+    for title, group in groupby(accuracy, lambda row: str(row["title"])):
+        ours = [row for row in group if row["kind"] == OURS and row["mean"] is not None]
+        lines = tuple(_finding(row, [pair for pair in significance if pair["digest"] == row["digest"]]) for row in ours)
+        if lines:
+            found.append((title, lines))
+    return tuple(found)
+
+
+def _finding(row: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]]) -> str:
+    beside = "" if row["paper"] is None else f"; the paper: {fixed(row['paper'])}%"
+    text = f"{row['method']} reaches {fixed(row['mean'])}% (n = {row['n']}{beside})."
+    verdicts: dict[str, list[str]] = {"beats": [], "is beaten by": [], "cannot be told from": [], "": []}
+    for pair in pairs:
+        test = pair["welch"]
+        if test is None:
+            verdict = ""
+        elif test["adjusted_p"] >= SIGNIFICANCE:
+            verdict = "cannot be told from"
+        else:
+            verdict = "beats" if test["difference"] > 0 else "is beaten by"
+        verdicts[verdict].append(pair["other"])
+    untested = verdicts.pop("")
+    said = [f"{verdict} {listed(others)}" for verdict, others in verdicts.items() if others]
+    text += f" It {', and '.join(said)}." if said else ""
+    return text + (f" It was not tested against {listed(untested)}." if untested else "")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as one says them.
+
+    >>> listed(["a", "b", "c"]), listed(["a"])
+    ('a, b and c', 'a')
+    """
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def cost(time: Table) -> Sentences:
+    """Is DropConnect++ as cheap as Dropout? From what was measured on one device."""
+    found = []
+    for title, group in groupby(time, lambda row: str(row["title"])):
+        rows = list(group)
+        lines = tuple(_cost(row, rows) for row in rows if row["kind"] == OURS and _one_pass(row)[1] is not None)
+        if lines:
+            found.append((title, lines))
+    return tuple(found)
+
+
+def _one_pass(row: Mapping[str, Any]) -> tuple[str, float | None]:
+    """The cheapest way to predict by Eq. (19) that was measured."""
+    if row["prediction_folded"] is not None:
+        return "Folded into a plain network", row["prediction_folded"]
+    return "By Eq. (19)", row["prediction_mean"]
+
+
+def _cost(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    question = f"Is {row['method']} as cheap as Dropout?"
+    others = [
+        other
+        for other in rows
+        if other["kind"] == "dropout" and other["device"] == row["device"] and other["prediction_dropout"]
+    ]
+    way, seconds = _one_pass(row)
+    if not others or seconds is None:
+        return f"{question} Not measured: there are no timings of Dropout's predictions on the same device."
+    other = others[0]
+    base = float(other["prediction_dropout"])
+    ratio = seconds / base
+    unequal = "yes, cheaper" if ratio < 1.0 else "no, dearer"
+    verdict = "yes" if abs(ratio - 1.0) <= EQUAL else unequal
+    text = (
+        f"{question} {way}, {verdict}: 10,000 predictions take {significant(seconds)} s, {fixed(ratio)} times "
+        f"Dropout's {significant(base)} s."
+    )
+    further = []
+    if row["prediction_folded"] is not None and row["prediction_mean"] is not None:
+        further.append(f"unfolded, Eq. (19) takes {fixed(row['prediction_mean'] / base)} times as long")
+    if row["prediction_mc30"] is not None:
+        further.append(f"Eq. (18) with 30 samples takes {fixed(row['prediction_mc30'] / base)} times as long")
+    if further:
+        joined = "; ".join(further)
+        text += f" {joined[0].upper()}{joined[1:]}."
+    return text + _training(row, other)
+
+
+def _training(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    mine, base = row["seconds_per_epoch"], other["seconds_per_epoch"]
+    if not mine or not base or row["replicas"] != other["replicas"]:
+        return ""
+    paper = ""
+    if row["paper"] and other["paper"]:
+        paper = f" (the paper: {fixed(row['paper'] / other['paper'])})"
+    return f" Training takes {fixed(mine / base)} times as long{paper}."
+
+
+def sampling(samples: Table) -> Sentences:
+    """Does Monte Carlo with most samples beat one pass? For DropConnect++ alone, as in the paper."""
+    found: dict[str, tuple[str, ...]] = {}
+    for row in samples:
+        if row["kind"] == OURS and row["against_one_pass"]:
+            heading = f"{row['title']}: {row['method']}"
+            found[heading] = (row["against_one_pass"]["sentence"],)  # the last has most samples
+    return tuple(found.items())
+
+
+def pairs(significance: Table) -> Sentences:
+    """A sentence for each pair of methods, by Welch's test."""
+    found: dict[str, tuple[str, ...]] = {}
+    for row in significance:
+        found[row["title"]] = (*found.get(row["title"], ()), row["sentence"])
+    return tuple(found.items())

@@ -1,0 +1,1 @@
+"""Rows of numbers for each table of a report."""

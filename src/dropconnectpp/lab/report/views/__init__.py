@@ -1,0 +1,1 @@
+"""Tables laid out for a reader: captions, headings, cells."""

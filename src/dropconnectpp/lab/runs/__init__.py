@@ -1,0 +1,1 @@
+"""Work that survives being killed, and its results on disk."""

@@ -1,0 +1,59 @@
+"""A store's rows as a flat table, in CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+from dropconnectpp.lab.config.json_values import to_json, word
+from dropconnectpp.lab.runs.store import Row
+
+
+def to_table(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Flat rows, all with the same columns: who, each result that is one number or text, and the evidence.
+
+    A result that is missing is None; one whose name another column has is called ``results.NAME``.
+    """
+    table = []
+    for row in rows:
+        who = {"digest": row.key.digest, "label": row.protocol.label, "data": row.protocol.settings.get("data")}
+        who |= {"replica": row.key.replica, "status": row.status}
+        evidence = {"seconds": row.seconds, "device": row.device, "commit": row.commit, "started": row.started}
+        evidence |= {"finished": row.finished, "versions": to_json(row.versions, "versions")}
+        evidence |= {"provenance": to_json(row.provenance, "provenance")}
+        taken = {*who, *evidence}
+        scalars = {
+            f"results.{name}" if name in taken else name: value
+            for name, value in row.results.items()
+            if isinstance(value, str | int | float)
+        }
+        table.append((who, scalars, evidence))
+    names = sorted({name for _, scalars, _ in table for name in scalars})
+    return [who | {name: scalars.get(name) for name in names} | evidence for who, scalars, evidence in table]
+
+
+def write_csv(rows: Iterable[Row], stream: TextIO) -> None:
+    """Write the table as CSV; open the stream with ``newline=""``.
+
+    A text that begins with = + - or @ gets a single quote before it, lest a spreadsheet run it as a formula.
+    Numbers that are not finite are written NaN, Infinity and -Infinity.
+    """
+    table = to_table(rows)
+    writer = csv.writer(stream, lineterminator="\n")
+    for line in [list(table[0]), *(row.values() for row in table)] if table else []:
+        writer.writerow([_cell(value) for value in line])
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, str):
+        return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    return word(value)
+
+
+def write_json(rows: Iterable[Row], stream: TextIO) -> None:
+    """Write the table as a JSON list of objects; numbers that are not finite are written as the store does."""
+    table = [{name: word(value) for name, value in row.items()} for row in to_table(rows)]
+    json.dump(table, stream, indent=1, allow_nan=False)
+    stream.write("\n")

@@ -1,0 +1,283 @@
+"""Running work on this machine: claims replicas, has them trained in stacks, and puts results in the store.
+
+Killed at any moment it loses what came after the last checkpoint; run again it goes on, and ends with the same rows.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from dropconnectpp.lab import device as devices
+from dropconnectpp.lab.config.protocol import ProtocolError
+from dropconnectpp.lab.data.dataset import Dataset
+from dropconnectpp.lab.kernels import launch_config
+from dropconnectpp.lab.replicas import evaluation
+from dropconnectpp.lab.replicas.network import Shape
+from dropconnectpp.lab.replicas.stack import Stack, Unit
+from dropconnectpp.lab.runs.checkpoints import Checkpoint, Checkpoints
+from dropconnectpp.lab.runs.owner import Owner
+from dropconnectpp.lab.runs.session import ClaimsLostError, Display, Heartbeat, OutOfTimeError, Sitting
+from dropconnectpp.lab.runs.store import FINAL, Key, Store
+
+CPU_GROUP = 8
+"""Replicas of a stack on a CPU, where more at once gain nothing."""
+GPU_GROUP = 64
+STORE, CHECKPOINTS = "results.sqlite", "checkpoints"
+
+
+Wanted = dict[tuple[str, int], Unit]
+Work = tuple[list[Unit], Checkpoint | None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    finished: int
+    """Rows of the work asked for that are in the store now."""
+    left: int
+    stopped: bool
+    """The time limit came first; the same command goes on."""
+
+
+@dataclass
+class Runner:
+    """Runs work into one output folder."""
+
+    out: Path
+    device: torch.device
+    load: Callable[[str], Dataset]
+    display: Display = field(default_factory=Display)
+    group: int | None = None
+    """Most replicas of a stack; None: as many as fit."""
+    deadline: float | None = None
+    """`time.monotonic` at which to have stopped."""
+    checkpoint_s: float = 60.0
+    """Least time between checkpoints; longer where they take long to write."""
+
+    def __post_init__(self) -> None:
+        self.checkpoints = Checkpoints(self.out / CHECKPOINTS)
+        self.owner = Owner.here()
+        self._datasets: dict[str, Dataset] = {}
+        self._most = self.group or (CPU_GROUP if self.device.type == "cpu" else GPU_GROUP)
+
+    def store(self, *, read_only: bool = False) -> Store:
+        """The folder's results."""
+        if not read_only:
+            self.out.mkdir(parents=True, exist_ok=True)
+        return Store.open(self.out / STORE, read_only=read_only)
+
+    def dataset(self, name: str) -> Dataset:
+        """A data set, opened once."""
+        if name not in self._datasets:
+            self._datasets[name] = self.load(name)
+        return self._datasets[name]
+
+    def run(self, units: Sequence[Unit]) -> Outcome:
+        """Do what of the work is not done yet and is nobody else's."""
+        wanted: Wanted = {unit.key: unit for unit in units}
+        stopped = False
+        with self.store() as store:
+            for unit in {unit.protocol.digest: unit for unit in units}.values():
+                store.add(unit.protocol)
+            try:
+                while group := self._resumed(store, wanted) or self._fresh(store, wanted):
+                    self._train(store, *group)
+            except OutOfTimeError as error:
+                stopped = True
+                self.display.note("The time limit is near: stopped. The same command goes on from here.")
+                if error.needed_s is not None:
+                    self.display.note(f"What comes next takes about {error.needed_s:.0f} s without a stop.")
+            finally:
+                store.release(list(wanted), self.owner)
+            finished = len(store.finished() & wanted.keys())
+        return Outcome(finished, len(wanted) - finished, stopped)
+
+    # ------------------------------------------------------------------------------- choosing work
+
+    def _resumed(self, store: Store, wanted: Wanted) -> Work | None:
+        """A stack that somebody left behind, if all of it is ours to finish."""
+        for path, keys in self.checkpoints.all():
+            if not all(key in wanted for key in keys):
+                continue
+            done = store.finished()
+            if done.issuperset(keys):
+                self.checkpoints.forget(keys)
+                continue
+            mine = store.claim([key for key in keys if key not in done], self.owner)
+            if done.union(mine).issuperset(keys):
+                units = [wanted[key] for key in keys]
+                checkpoint = self.checkpoints.read(path)
+                content = self.dataset(units[0].protocol.data).provenance.content
+                if checkpoint is not None and checkpoint.content == content:
+                    return units, checkpoint
+                self.checkpoints.forget(keys)  # damaged, or of other pictures
+            store.release(mine, self.owner)
+        return None
+
+    def _fresh(self, store: Store, wanted: Wanted) -> Work | None:
+        """The next replicas that nobody works on and that fit one stack."""
+        done = store.finished()
+        pending = [unit for key, unit in wanted.items() if key not in done]
+        while pending:
+            alike = [unit for unit in pending if pending[0].protocol.stackable(unit.protocol)]
+            size = min(self._most, self._fitting(alike[0]))
+            if mine := store.claim([unit.key for unit in alike], self.owner, limit=size):
+                return [wanted[(key.digest, key.replica)] for key in mine], None
+            pending = [unit for unit in pending if unit not in alike]
+        return None
+
+    def _fitting(self, unit: Unit) -> int:
+        """How many replicas the device's memory should hold."""
+        if self.device.type == "cpu":
+            return CPU_GROUP
+        self._free_memory()  # what torch keeps of the last stack would count as used
+        dataset = self.dataset(unit.protocol.data)
+        shape = Shape(unit.protocol.architecture, dataset.shape[0], dataset.shape[1], len(dataset.classes))
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return max(1, int(0.8 * free / bytes_per_replica(shape, unit.protocol.training.batch_size)))
+
+    @staticmethod
+    def _free_memory() -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    # ------------------------------------------------------------------------------------- training
+
+    def _train(self, store: Store, units: list[Unit], checkpoint: Checkpoint | None) -> None:
+        keys = [unit.key for unit in units]
+        try:
+            self._train_stack(store, units, checkpoint)
+            return
+        except ClaimsLostError:
+            self.display.note("Another process has taken this work over; going on with what is left.")
+            return
+        except torch.OutOfMemoryError as error:
+            message = str(error)
+        store.release(keys, self.owner)
+        if self.checkpoints.path(keys).exists():  # it did fit once
+            raise ProtocolError(
+                f"{len(units)} replicas do not fit the memory of {self.device} now ({message}). Their checkpoint is "
+                "kept: the same command goes on once there is room."
+            )
+        if len(units) == 1:
+            raise ProtocolError(f"one replica does not fit the memory of {self.device}: {message}")
+        self._most = max(1, len(units) // 2)
+        self._free_memory()
+        self.display.note(f"{len(units)} replicas do not fit the device's memory: going on with {self._most} at once.")
+
+    def _train_stack(self, store: Store, units: list[Unit], checkpoint: Checkpoint | None) -> None:
+        protocol = units[0].protocol
+        dataset = self.dataset(protocol.data)
+        self._require_same_data(store, units, dataset)
+        foreign = self.dataset(protocol.evaluation.foreign) if protocol.evaluation.foreign else None
+        if foreign is not None:
+            evaluation.check_foreign(dataset.shape[1], foreign)  # now rather than after the training
+        sitting = Sitting(units, dataset, self.device, self.checkpoints, self.display, self.deadline, self.checkpoint_s)
+        if checkpoint is not None:
+            sitting.resume(checkpoint)
+        self.display.group(_title(units), len(units), protocol.training.epochs, sitting.stack.epoch)
+        done = store.finished()  # a sitting before this one may have been killed between two rows
+        with Heartbeat(store.path, self.owner, [unit.key for unit in units if unit.key not in done]) as heartbeat:
+            sitting.train(heartbeat.check)
+            measured = sitting.measure(foreign)
+            heartbeat.check()
+        self._finish(store, sitting, measured, done)
+        self.checkpoints.forget(sitting.keys)
+        self.display.group_finished()
+
+    @staticmethod
+    def _require_same_data(store: Store, units: Sequence[Unit], dataset: Dataset) -> None:
+        """Replicas of one experiment must have seen the same pictures."""
+        content = dataset.provenance.content
+        for digest in {unit.protocol.digest for unit in units}:
+            for row in store.rows(digest):
+                seen = row.provenance.get("content", "")
+                if row.status in FINAL and seen and content and seen != content:
+                    raise ProtocolError(
+                        f"{dataset.name} holds other pictures than when replica {row.key.replica} was trained "
+                        f"(content {content}, then {seen}). Bring the old ones back, or use another --out."
+                    )
+
+    def _finish(self, store: Store, sitting: Sitting, measured: Sequence[dict[str, object]], done: set[Key]) -> None:
+        for r, (unit, result) in enumerate(zip(sitting.units, measured, strict=True)):
+            if unit.key in done:
+                continue
+            status, results = sitting.progress.result(r, result)
+            store.finish(
+                unit.key,
+                self.owner,
+                status,  # type: ignore[arg-type]
+                results=results,
+                seconds=sitting.seconds / len(sitting.units),
+                device=devices.describe(self.device),
+                versions=versions() | _how(sitting.stack),
+                provenance={"data": sitting.dataset.name, **asdict(sitting.dataset.provenance)},
+                commit=commit(),
+            )
+
+
+def _title(units: Sequence[Unit]) -> str:
+    labels = list(dict.fromkeys(unit.protocol.method.label for unit in units))
+    shown = ", ".join(labels[:2]) + (f" and {len(labels) - 2} more" if len(labels) > 2 else "")
+    return f"{units[0].protocol.data}: {shown}"
+
+
+def bytes_per_replica(shape: Shape, batch: int) -> int:
+    """Roughly what one replica of a stack needs on a GPU, training or being evaluated."""
+    architecture = shape.architecture
+    weights = sum(math.prod(size) for size in shape.parameters().values())
+    maps, side, channels, windows = 0, shape.side, shape.channels, 0
+    for count, after in zip(architecture.maps, architecture.sides(shape.side), strict=True):
+        maps += count * (3 * side**2 + 2 * after**2)
+        windows = max(windows, (channels + 3) // 4 * 4 * architecture.filter_size**2 * side**2)
+        side, channels = after, count
+    pictures = max(batch, evaluation.CHUNK)
+    return 4 * 10 * weights + 2 * pictures * (maps + windows) + 4 * pictures * 3 * shape.dense[1]
+
+
+def versions() -> dict[str, str]:
+    """What the numbers were made with."""
+    names = {"python": platform.python_version(), "torch": torch.__version__}
+    if torch.version.cuda:
+        names["cuda"] = torch.version.cuda
+    with suppress(ImportError):
+        import triton
+
+        names["triton"] = triton.__version__
+    try:
+        names["dropconnectpp"] = metadata.version("dropconnectpp")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        names["dropconnectpp"] = "source"
+    return names
+
+
+def _how(stack: Stack) -> dict[str, str]:
+    """What of a device's own ways can move the last digits."""
+    tuned = launch_config.evidence(stack.device) if stack.fused else {}
+    return {"convolutions": str(stack.input_dtype).removeprefix("torch."), **tuned}
+
+
+@cache
+def commit() -> str:
+    """The source's commit, where it is a checkout of this project."""
+    root = Path(__file__).parents[4]
+    if not (root / ".git").exists():
+        return "unknown"
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
+    try:
+        found = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return found.stdout.strip() or "unknown"

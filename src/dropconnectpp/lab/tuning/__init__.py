@@ -1,0 +1,1 @@
+"""How a card runs the kernels of the dense layer fastest."""

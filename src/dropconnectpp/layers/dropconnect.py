@@ -1,0 +1,67 @@
+"""DropConnect: one fixed keep probability, evaluated at the mean or by Gaussian moment matching."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dropconnectpp.errors import ArgumentError, check_choice, check_probability
+from dropconnectpp.layers.base import Activation, MaskedLayer
+
+
+class DropConnectLayer(MaskedLayer):
+    """A masked layer with one fixed keep probability: Eq. (1), (2).
+
+    ``evaluation`` is the rule in eval mode: "mean", or "gaussian", DropConnect's own: the activation
+    averaged over a Gaussian with the moments that the masks give its input. The average is taken by
+    closed form for ReLU and otherwise by quadrature, the limit of DropConnect's many draws.
+    """
+
+    def _set_up_rate(self, keep_probability: float, evaluation: str) -> None:
+        self.rate = check_probability("keep_probability", keep_probability)
+        self.evaluation = check_choice("evaluation", evaluation, ("mean", "gaussian"))
+        if evaluation == "gaussian" and self.activation is None:
+            raise ArgumentError(
+                "evaluation='gaussian' averages the activation, and this layer has none. "
+                "Give activation=nn.ReLU() to the layer, or use evaluation='mean'."
+            )
+        self.reset_parameters()
+
+    def logit(self, name: str) -> Tensor:
+        value = math.log(self.rate) - math.log1p(-self.rate)
+        return torch.full((), value, device=self.weight.device, dtype=self.weight.dtype)
+
+    def _mean_pass(self, input: Tensor) -> Tensor:
+        if self.training or self.evaluation == "mean" or self.activation is None:
+            return super()._mean_pass(input)
+        return expected_activation(self.activation, *self.gaussian_moments(input))
+
+    def options(self) -> dict[str, Any]:
+        return {**super().options(), "keep_probability": self.rate, "evaluation": self.evaluation}
+
+    def extra_repr(self) -> str:
+        shown = {**self.arguments(), "keep_probability": self.rate, "mask": self.mask}
+        return ", ".join(f"{key}={value!r}" for key, value in shown.items())
+
+
+def expected_activation(activation: Activation, mean: Tensor, deviation: Tensor, nodes: int = 64) -> Tensor:
+    """Eq. (17), E[a(u)], for u ~ N(mean, deviation^2): closed form for ReLU, else Gauss-Hermite quadrature."""
+    if isinstance(activation, nn.ReLU) or activation in (torch.relu, nn.functional.relu):
+        ratio = mean / deviation
+        density = torch.exp(-0.5 * ratio.square()) / math.sqrt(2 * math.pi)
+        rectified: Tensor = mean * torch.special.ndtr(ratio) + deviation * density
+        return rectified
+    points, weights = _hermite(nodes)
+    total = torch.zeros_like(mean)
+    for point, weight in zip(points, weights, strict=True):
+        total = total + weight * activation(mean + point * deviation)
+    return total
+
+
+def _hermite(nodes: int) -> tuple[list[float], list[float]]:
+    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    return points.tolist(), (weights / weights.sum()).tolist()
