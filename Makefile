@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 4
 WORKERS ?= 2
-GPU_TESTS := tests/test_kernels.py tests/test_gpu_training.py $(wildcard tests/lab/test_*kernels.py) \
-	tests/test_compile.py tests/lab/test_streams.py tests/lab/test_convolutions.py tests/lab/test_training.py tests/lab/test_evaluation.py \
-	tests/lab/test_tuning.py
+GPU_TESTS := tests/ops/test_gpu.py tests/inference/test_gpu_training.py tests/pytorch/test_compile.py tests/lab/test_philox.py \
+	$(wildcard tests/lab/kernels/test_*_kernels.py) tests/lab/replicas/test_convolutions.py tests/lab/replicas/test_stack.py \
+	tests/lab/replicas/test_evaluation.py tests/lab/tuning/test_tuning.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test test-gpu test-browser lint format docs bench clean
@@ -41,7 +41,7 @@ test-gpu:
 test-browser: $(READY)
 	command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium
 	command -v pdflatex >/dev/null || apt-get install -y --no-install-recommends texlive-latex-base
-	$(BIN)/python -m pytest -q tests/lab/test_report_browser.py tests/lab/test_report_forms.py
+	$(BIN)/python -m pytest -q tests/lab/report/test_report_browser.py tests/lab/report/test_report_forms.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy.stats import norm
-from test_training import CPU, METHODS, settings, stack_of, tiny
+from test_stack import CPU, METHODS, settings, stack_of, tiny
 
 from dropconnectpp.lab.config.protocol import Evaluation, Method, Normalisation, ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset, Split

@@ -14,7 +14,7 @@ import pytest
 import test_layer_kernels
 import test_local_kernels
 import torch
-from test_launches import HERE, OTHER
+from test_launch_config import HERE, OTHER
 from torch import Tensor
 
 from dropconnectpp.lab import device as devices

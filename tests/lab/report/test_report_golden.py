@@ -1,6 +1,6 @@
 """A store of 320 networks made by rule, its tables as they must look, and its statistics against scipy.
 
-Write the golden tables anew, after a change that is meant, with: python tests/lab/test_report_golden.py
+Write the golden tables anew, after a change that is meant, with: python tests/lab/report/test_report_golden.py
 """
 
 from __future__ import annotations

@@ -285,7 +285,7 @@ from dataclasses import replace
 from dropconnectpp.lab.kernels import gates, layer
 from dropconnectpp.lab.kernels.launch_config import using
 sys.path.insert(0, sys.argv[1])
-from test_launches import SMALL, other_tiles
+from test_launch_config import SMALL, other_tiles
 from test_layer_kernels import COMMON, LEARNED, RARE, STEP, Case
 
 GUARD, rooms = 64, []

@@ -75,7 +75,7 @@ for count, block in [(1, 16), (15, 16), (16, 16), (17, 16), (1000, 128), (1024, 
             for prior in [(1.0, 1.0), (10.0, 90.0), (2.0, 0.7), (3.0, 3.0)]:
                 check(count, block, scored, gradient, prior)
 
-from test_kernels import compare_gates
+from test_gpu import compare_gates
 for count in (1, 1023, 1024, 1025):
     compare_gates(torch.device("cpu"), count)
 print("all well")

@@ -458,7 +458,7 @@ logit_step = 3
 
 
 @pytest.mark.parametrize(
-    "path", sorted((Path(__file__).parents[2] / "experiments").glob("*.toml")), ids=lambda p: p.stem
+    "path", sorted((Path(__file__).parents[3] / "experiments").glob("*.toml")), ids=lambda p: p.stem
 )
 def test_the_experiments_that_come_along_can_be_read(path):
     experiment = from_file(path)

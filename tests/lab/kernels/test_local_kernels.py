@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from test_layer_kernels import assert_adagrads_step, interpret
-from test_training import assert_fused_is_plain, settings, stack_of, tensors_of, tiny, varied
+from test_stack import assert_fused_is_plain, settings, stack_of, tensors_of, tiny, varied
 from torch import Tensor
 
 from dropconnectpp import functional
@@ -188,7 +188,7 @@ from dataclasses import replace
 from dropconnectpp.lab.kernels import local
 from dropconnectpp.lab.kernels.launch_config import using
 sys.path.insert(0, sys.argv[1])
-from test_launches import SMALL, other_tiles
+from test_launch_config import SMALL, other_tiles
 from test_local_kernels import KINDS, Case, distance, poisoned
 
 GUARD, rooms = 64, []
