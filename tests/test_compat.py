@@ -13,8 +13,6 @@ from torch.utils import cpp_extension
 
 from dropconnectpp import _compat
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 def during_backward(ask: Any, **how: bool) -> list[Any]:
     """What a question is answered, asked as a gradient passes."""
@@ -139,7 +137,6 @@ def test_no_toolkit_is_needed_to_compile(given: str | None, monkeypatch: pytest.
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_a_kernel_is_compiled_and_runs_with_more_shared_memory_than_the_default() -> None:
     source = """extern "C" __global__ void reversed(const float* x, float* y, int count) {
         extern __shared__ float shared[];

@@ -12,10 +12,7 @@ from torch import nn
 
 import dropconnectpp as dcpp
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("estimator", ["bbvi", "straight-through", "local", "concrete", "disarm"])

@@ -6,12 +6,7 @@ million checks of a perfect generator; the tests of wrong generators show that i
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -22,14 +17,6 @@ from torch import Tensor
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.lab import philox as streams
 from dropconnectpp.lab.philox import Stream, philox
-
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none"),
-]
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
-)
 
 LARGEST_Z = 5.0
 STREAM = Stream(2015, "mask:weight")
@@ -384,28 +371,19 @@ print("all well")
 """
 
 
-def run_triton(folder: Path, device: str, interpret: str) -> None:
-    script = folder / "draw_words.py"  # Triton reads a kernel's source from its file
-    script.write_text(TRITON)
-    environment = {**os.environ, "TRITON_INTERPRET": interpret}
-    done = subprocess.run([sys.executable, script, device], env=environment, capture_output=True, text=True)
-    assert done.stdout.strip() == "all well", done.stderr
+@pytest.mark.triton
+def test_an_interpreted_kernel_draws_the_same_words(run_interpreted: Callable[..., None]) -> None:
+    run_interpreted(TRITON, "cpu")
 
 
-@needs_triton
-def test_an_interpreted_kernel_draws_the_same_words(tmp_path: Path) -> None:
-    run_triton(tmp_path, "cpu", "1")
-
-
-@needs_triton
+@pytest.mark.triton
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
-def test_a_kernel_on_a_gpu_draws_the_same_words(tmp_path: Path) -> None:
-    run_triton(tmp_path, "cuda", "0")
+def test_a_kernel_on_a_gpu_draws_the_same_words(run_python: Callable[..., str]) -> None:
+    assert run_python(TRITON, "cuda").strip() == "all well"
 
 
 class TestOnAGPU:
-    pytestmark = gpu
+    pytestmark = pytest.mark.gpu
 
     def test_all_but_normals_are_equal_bit_for_bit(self) -> None:
         for step in (0, 70_000):
@@ -461,7 +439,7 @@ class TestOnAGPU:
         graph.replay()
         assert torch.equal(mask.cpu(), STREAM.bernoulli(pi.cpu(), REPLICAS, 70_000))
 
-    @needs_triton
+    @pytest.mark.triton
     def test_compiled_for_the_gpu_it_draws_the_same(self) -> None:
         replicas, step = REPLICAS.cuda(), torch.tensor(5).cuda()
         drawn = torch.compile(lambda r, s: STREAM.words(r, s, 1001), fullgraph=True)(replicas, step)

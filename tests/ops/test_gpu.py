@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from gate_cases import compare_gates
 from torch import Tensor
 
 import dropconnectpp as dcpp
 from dropconnectpp import functional
 from dropconnectpp.ops import gpu as kernels
 from dropconnectpp.ops import posterior
-
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none"),
-]
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
-)
 
 # The kernel is launched by hand: `kernels.posterior_pass` would do the same on CUDA tensors alone. The
 # gradient lies inside a larger poisoned buffer, so that a write outside its range shows too.
@@ -75,41 +66,16 @@ for count, block in [(1, 16), (15, 16), (16, 16), (17, 16), (1000, 128), (1024, 
             for prior in [(1.0, 1.0), (10.0, 90.0), (2.0, 0.7), (3.0, 3.0)]:
                 check(count, block, scored, gradient, prior)
 
-from test_gpu import compare_gates
+from gate_cases import compare_gates
 for count in (1, 1023, 1024, 1025):
     compare_gates(torch.device("cpu"), count)
 print("all well")
 """
 
 
-def compare_gates(device: torch.device, count: int) -> None:
-    """The mask and the straight-through gradients of fresh numbers against their definitions."""
-    logit, weight, upstream = (torch.randn(count) for _ in range(3))
-    noise = torch.rand(count)
-    mask = kernels.draw_mask(logit.to(device), noise.to(device)).cpu()
-    edge = (noise - torch.sigmoid(logit)).abs() < 1e-6  # the two may round apart
-    assert torch.equal(mask[~edge], functional.draw_mask(logit, noise)[~edge])
-    product = kernels.multiply(weight.to(device), mask.to(device), torch.empty(count, device=device))
-    assert torch.equal(product.cpu(), weight * mask)
-    gradient = upstream.to(device).clone()
-    found = kernels.straight_through(logit.to(device), weight.to(device), mask.to(device), gradient)
-    expected = functional.straight_through_gradient(logit.double(), weight.double(), upstream.double())
-    torch.testing.assert_close(found.double().cpu(), expected, rtol=3e-6, atol=1e-12)
-    assert torch.equal(gradient.cpu(), upstream * mask)
-
-
-@needs_triton
-def test_the_interpreted_kernel_is_its_definition() -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", INTERPRETED],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.path.dirname(__file__)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr[-2000:]
-    assert found.stdout.strip() == "all well"
+@pytest.mark.triton
+def test_the_interpreted_kernel_is_its_definition(run_interpreted: Callable[..., None]) -> None:
+    run_interpreted(INTERPRETED)
 
 
 def test_the_cpu_never_takes_the_kernel() -> None:
@@ -118,12 +84,6 @@ def test_the_cpu_never_takes_the_kernel() -> None:
 
 
 # ----------------------------------------------------------------------------------------- on a GPU
-
-
-def _on_gpu(function: Any) -> Any:
-    for mark in gpu:
-        function = mark(function)
-    return function
 
 
 def _reference(
@@ -140,8 +100,8 @@ def _reference(
     return kl.sum(), score.square().sum(), kl_scale * slope - coefficient * score
 
 
-@_on_gpu
-@needs_triton
+@pytest.mark.gpu
+@pytest.mark.triton
 @pytest.mark.parametrize("prior", [(1.0, 1.0), (10.0, 90.0), (2.0, 0.7)])
 @pytest.mark.parametrize("scored", [False, True])
 @pytest.mark.parametrize("count", [1, 1000, 2**20 + 3])
@@ -161,8 +121,8 @@ def test_the_kernel_agrees_with_float64(count: int, scored: bool, prior: tuple[f
         assert torch.equal(squared, runs[0][1])
 
 
-@_on_gpu
-@needs_triton
+@pytest.mark.gpu
+@pytest.mark.triton
 def test_the_kernel_gives_no_gradient_unasked_and_takes_a_scale_on_the_device() -> None:
     logit = torch.randn(1000, device="cuda")
     assert kernels.posterior_pass(logit, None, None, 1.0, False)[2] is None
@@ -172,15 +132,15 @@ def test_the_kernel_gives_no_gradient_unasked_and_takes_a_scale_on_the_device() 
     torch.testing.assert_close(gradient.cpu().double(), _reference(logit, None, 0.0, 0.3)[2], rtol=0.0, atol=3e-7)
 
 
-@_on_gpu
-@needs_triton
+@pytest.mark.gpu
+@pytest.mark.triton
 @pytest.mark.parametrize("count", [1, 1000, 2**20 + 3])
 def test_the_gates_kernels_agree_with_their_definitions(count: int) -> None:
     for _ in range(3):
         compare_gates(torch.device("cuda"), count)
 
 
-@_on_gpu
+@pytest.mark.gpu
 def test_a_layer_takes_the_kernel_where_it_can() -> None:
     layer = dcpp.DropConnectPPLinear(30, 20, device="cuda")
     wide = dcpp.DropConnectPPLinear(30, 20, device="cuda", dtype=torch.float64)
@@ -215,7 +175,7 @@ ESTIMATORS: list[tuple[Any, str, int]] = [
 ]
 
 
-@_on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("mask", ["batch", "example"])
 @pytest.mark.parametrize(("estimator", "hyper", "num_samples"), ESTIMATORS, ids=str)
 def test_a_step_on_the_gpu_is_the_step_on_the_cpu(estimator: Any, hyper: str, num_samples: int, mask: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -129,7 +128,7 @@ def test_a_compiled_fixed_rate_model_trains() -> None:
 
 # No vector code, no precompiled headers, no pool of processes: they take longer than this network is worth.
 @torch._inductor.config.patch({"cpp.simdlen": 0, "cpp_cache_precompile_headers": False, "compile_threads": 1})
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.compiler
 def test_inductor() -> None:
     losses, expected = steps(bound(make("straight-through")[0]), 3)
     elbo = bound(compiled(make("straight-through")[0], "inductor"))
@@ -143,7 +142,6 @@ def test_inductor() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
 @pytest.mark.parametrize("prior", [(1.0, 1.0), (10.0, 90.0)], ids=str)
 @pytest.mark.parametrize("estimator", ["bbvi", "straight-through", "local"])
 def test_inductor_on_the_gpu(estimator: str, prior: tuple[float, float]) -> None:

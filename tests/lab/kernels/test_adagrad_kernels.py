@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from dropconnectpp.lab.kernels import adagrad
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
-)
 
 # Launched by hand: the package takes CUDA tensors alone. Values and sums lie in the middle of larger buffers, so that
 # a write outside their range shows too.
@@ -51,14 +43,9 @@ print("all well")
 """
 
 
-@needs_triton
-def test_the_interpreted_kernel_is_its_twin() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    found = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert found.returncode == 0, found.stderr[-2000:]
-    assert found.stdout.strip() == "all well"
+@pytest.mark.triton
+def test_the_interpreted_kernel_is_its_twin(run_interpreted: Callable[..., None]) -> None:
+    run_interpreted(INTERPRETED)
 
 
 def some_tensors(shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], ...]:
@@ -91,15 +78,6 @@ def test_the_cpu_never_takes_the_kernel() -> None:
     assert not adagrad.usable(torch.zeros(3))
 
 
-def test_a_machine_without_triton_uses_the_twin(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels.adagrad_triton", None)
-    adagrad.compiled.cache_clear()
-    try:
-        assert adagrad.compiled("adagrad") is None
-    finally:
-        adagrad.compiled.cache_clear()
-
-
 # ---------------------------------------------------------------------------------------------- on a GPU
 
 COUNTS = [1, 7, 4096, 4 * 1024 + 1, 262_144]
@@ -123,7 +101,6 @@ def on_a_gpu(shapes: list[tuple[int, ...]], inside: bool) -> None:
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("count", COUNTS)
 def test_one_tensor_on_a_gpu(count: int, inside: bool) -> None:
@@ -131,7 +108,6 @@ def test_one_tensor_on_a_gpu(count: int, inside: bool) -> None:
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("replicas", [1, 50])
 def test_a_whole_network_on_a_gpu(replicas: int, inside: bool) -> None:
@@ -140,13 +116,11 @@ def test_a_whole_network_on_a_gpu(replicas: int, inside: bool) -> None:
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_more_tensors_than_a_launch_takes() -> None:
     on_a_gpu([(1 + k % 3, 1 + 100 * k) for k in range(2 * adagrad.MOST + 3)], True)
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_a_cuda_graph_may_hold_the_step() -> None:
     tensors = some_tensors([(4, *shape) for shape in NETWORK])
     on_device = [[t.cuda() for t in group] for group in tensors]

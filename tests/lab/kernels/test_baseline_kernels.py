@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
-from test_layer_kernels import interpret
-from torch import Tensor
+from baseline_cases import SHAPES, make
 
 from dropconnectpp.lab.kernels import baseline
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
-)
-SHAPES = [(1, 1, 1, 1), (1, 3, 5, 1), (3, 4, 1030, 2), (10, 50, 2048, 1)]
-"""Samples, replicas, and how many partial sums there are of weights and of biases."""
-
-
-def make(shape: tuple[int, int, int, int]) -> tuple[Tensor, Tensor, list[Tensor]]:
-    samples, stack, *counts = shape
-    generator = torch.Generator().manual_seed(sum(shape))
-    moments = torch.rand((2, stack), generator=generator)
-    moments[:, -1] = 0.0  # a replica that has seen nothing yet
-    rewards = -torch.rand((samples, stack), generator=generator)
-    return moments, rewards, [torch.rand((samples, stack, count), generator=generator) for count in counts]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -51,11 +33,9 @@ def test_the_cpu_never_takes_a_kernel() -> None:
 
 
 INTERPRETED = """
-import sys
 import torch
+from baseline_cases import SHAPES, make
 from dropconnectpp.lab.kernels import baseline
-sys.path.insert(0, sys.argv[1])
-from test_baseline_kernels import SHAPES, make
 
 def run(shape, kernels, rows=slice(None)):
     baseline.usable = lambda *_: kernels
@@ -74,13 +54,12 @@ print("all well")
 """
 
 
-@needs_triton
-def test_the_interpreted_kernels_are_their_twins(tmp_path: Path) -> None:
-    interpret(INTERPRETED, tmp_path)
+@pytest.mark.triton
+def test_the_interpreted_kernels_are_their_twins(run_interpreted: Callable[..., None]) -> None:
+    run_interpreted(INTERPRETED)
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_baseline_on_a_gpu_is_its_twin(shape: tuple[int, int, int, int]) -> None:
     moments, rewards, squared = make(shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import subprocess
 import threading
 from dataclasses import replace
@@ -21,10 +20,6 @@ from dropconnectpp.lab.config.protocol import Architecture, pooled_side
 from dropconnectpp.lab.kernels import convolution
 from dropconnectpp.lab.kernels.convolution import Launch, Layer
 from dropconnectpp.lab.replicas import convolutions
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-
 
 # ------------------------------------------------------------------------------------------ the definition
 
@@ -139,7 +134,7 @@ SMALL = [
 ]
 
 
-@needs_compiler
+@pytest.mark.compiler
 @pytest.mark.parametrize(("layer", "replicas", "batch"), SMALL)
 def test_emulated_kernels_are_the_definition(emulated, layer: Layer, replicas: int, batch: int) -> None:
     case = Case(layer, replicas, batch)
@@ -147,7 +142,7 @@ def test_emulated_kernels_are_the_definition(emulated, layer: Layer, replicas: i
     case.check(passed.y, *convolution.backward(layer, passed, case.laid_gradient, case.filters))
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_emulated_layers_make_a_network_with_gradients(emulated) -> None:
     """Against the float64 twin: bf16 rounds maps and their gradients, and a maximum may then lie elsewhere."""
     architecture = Architecture(maps=(32, 32), pooled=(True, False), filter_size=3, padding=1, hidden=4)
@@ -276,7 +271,6 @@ LAYERS = [
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{layer.inputs}x{layer.side}x{layer.side}")
 @pytest.mark.parametrize(("replicas", "batch"), [(1, 11), (3, 5)])
 def test_kernels_on_a_gpu_are_the_definition(layer: Layer, replicas: int, batch: int) -> None:
@@ -288,7 +282,6 @@ def test_kernels_on_a_gpu_are_the_definition(layer: Layer, replicas: int, batch:
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("layer", LAYERS[:3], ids=lambda layer: f"{layer.inputs}x{layer.side}x{layer.side}")
 @pytest.mark.parametrize(("replicas", "batch"), [(200, 2), (2, 128), (7, 129)])
 def test_any_number_of_replicas_and_pictures_on_a_gpu(layer: Layer, replicas: int, batch: int) -> None:
@@ -296,7 +289,6 @@ def test_any_number_of_replicas_and_pictures_on_a_gpu(layer: Layer, replicas: in
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_a_replicas_numbers_on_a_gpu_do_not_depend_on_the_others() -> None:
     random = torch.Generator().manual_seed(5)
     for layer in LAYERS[:3]:

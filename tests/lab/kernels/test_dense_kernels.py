@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,10 +10,6 @@ import torch
 from dropconnectpp.lab.kernels import dense
 from dropconnectpp.lab.philox import Stream
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
-)
 STREAM = Stream(7, "mask:weight")
 
 # Launched by hand: the package takes CUDA tensors alone. Outputs lie in poisoned buffers, so that a write outside
@@ -63,14 +56,9 @@ print("all well")
 """
 
 
-@needs_triton
-def test_the_interpreted_kernels_are_their_twins() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    found = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert found.returncode == 0, found.stderr[-2000:]
-    assert found.stdout.strip() == "all well"
+@pytest.mark.triton
+def test_the_interpreted_kernels_are_their_twins(run_interpreted: Callable[..., None]) -> None:
+    run_interpreted(INTERPRETED)
 
 
 def test_the_cpu_never_takes_a_kernel() -> None:
@@ -80,15 +68,6 @@ def test_the_cpu_never_takes_a_kernel() -> None:
     assert torch.equal(dense.draw_masks(STREAM, keep, replicas, 3), STREAM.bernoulli(keep, replicas, 3))
 
 
-def test_a_machine_without_triton_uses_the_twins(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels.dense_triton", None)
-    dense.compiled.cache_clear()
-    try:
-        assert dense.compiled("dense") is None
-    finally:
-        dense.compiled.cache_clear()
-
-
 # ---------------------------------------------------------------------------------------------- on a GPU
 
 REPLICAS = [1, 3, 200]
@@ -96,7 +75,6 @@ COUNTS = [1, 7, 4096, 4 * 1024 + 1, 262_144]
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("replicas", REPLICAS)
 def test_masks_on_a_gpu_are_those_of_the_twin(replicas: int, count: int) -> None:
@@ -111,7 +89,6 @@ def test_masks_on_a_gpu_are_those_of_the_twin(replicas: int, count: int) -> None
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("replicas", REPLICAS)
 def test_scores_on_a_gpu_are_those_of_the_twin(replicas: int, count: int) -> None:

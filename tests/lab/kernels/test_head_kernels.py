@@ -2,102 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
-from dataclasses import fields, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
-from test_layer_kernels import distance, interpret
+from head_cases import MASKS, NOISE, SAMPLED, SMALL, STEP, UNITS, Case, tensors
+from layer_cases import distance
 from torch import Tensor
 
 from dropconnectpp import functional
 from dropconnectpp.lab.kernels import head
 from dropconnectpp.lab.kernels.dense import draw_masks
-from dropconnectpp.lab.kernels.gates import FixedGate, Gate, LearnedGate, OpenGate, keep_of
-from dropconnectpp.lab.kernels.head import Found, Head
+from dropconnectpp.lab.kernels.gates import FixedGate, LearnedGate, OpenGate, keep_of
 from dropconnectpp.lab.kernels.local import LocalGate
-from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.replicas.network import linear, log_likelihoods
 from dropconnectpp.ops import gated_weight
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
-)
-MASKS, UNITS, NOISE = Stream(7, "mask:bias"), Stream(7, "dropout"), Stream(7, "local")
-STEP = 12
-KINDS = ["open", "dropout", "fixed", "score", "straight-through", "local"]
-SLABS = ["fixed, slab", "score, slab", "straight-through, slab", "local, slab"]
-SAMPLED = [(kind, 1) for kind in (*KINDS, *SLABS)] + [
-    (kind, 3) for kind in (*KINDS, *SLABS) if kind not in ("open", "dropout")
-]
-SMALL = [(1, 1, 1, 2), (2, 5, 3, 3), (3, 16, 16, 10), (2, 37, 18, 20), (1, 70, 68, 5)]
-
-
-class Case:
-    """One head with its sums; shape is replicas, batch, units, classes."""
-
-    def __init__(
-        self, kind: str, shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float32, samples: int = 1
-    ) -> None:
-        stack, batch, units, classes = shape
-        generator = torch.Generator().manual_seed(sum(shape) + samples)
-
-        def normal(*size: int) -> Tensor:
-            return torch.randn(size, generator=generator).to(dtype)
-
-        rates, slab = torch.linspace(0.3, 0.7, stack, dtype=dtype), 0.2 if "slab" in kind else 0.0
-        logit, kl_scale = normal(stack, units), torch.ones(stack, dtype=dtype)
-        logit[0, 0], logit[-1, -1] = -12.0, 12.0  # nearly closed, nearly open: 1 - pi~ must keep its digits
-        gate: Gate = OpenGate()
-        if "fixed" in kind:
-            gate = FixedGate(rates, MASKS, samples, slab)
-        elif "local" in kind:
-            gate = LocalGate(logit, NOISE, kl_scale, samples=samples, slab_scale=slab)
-        elif kind not in ("open", "dropout"):
-            how: Any = "score" if "score" in kind else "straight-through"
-            gate = LearnedGate(logit, MASKS, kl_scale, how, samples=samples, slab_scale=slab)
-        self.replicas = torch.arange(stack) * 5 + 1
-        self.sums = normal(2 if "local" in kind else samples, stack, batch, units)
-        if "local" in kind:
-            # Moments come from rounded products: a variance of nothing may come out below zero.
-            self.sums[1] = torch.where(self.sums[1] < 1.5, self.sums[1].square() + 0.1, -5.0)
-        labels = torch.randint(classes, (stack, batch), generator=generator)
-        self.head = Head(
-            normal(stack, units),
-            gate,
-            FixedGate(rates, UNITS) if kind == "dropout" else None,
-            normal(stack, classes, units),
-            normal(stack, classes),
-            labels,
-        )
-
-    def to(self, *where: Any, rows: slice = slice(None)) -> Case:
-        """A copy on another device or in another precision, or of some replicas."""
-
-        def moved(of: Any) -> Any:
-            if isinstance(of, Tensor):
-                kept = of[rows].contiguous()
-                return kept.to(*(w for w in where if kept.is_floating_point() or not isinstance(w, torch.dtype)))
-            if isinstance(of, FixedGate | LearnedGate):
-                return replace(of, **{n: moved(v) for n, v in vars(of).items() if isinstance(v, Tensor)})
-            return of
-
-        other = object.__new__(Case)
-        other.sums, other.replicas = self.sums[:, rows].contiguous().to(*where), moved(self.replicas)
-        other.head = Head(**{name: moved(value) for name, value in vars(self.head).items()})
-        return other
-
-    def run(self, step: Tensor | int = STEP) -> Found:
-        return head.there_and_back(self.sums, self.head, self.replicas, step)
-
-
-def tensors(found: Found) -> dict[str, Tensor]:
-    given = {field.name: getattr(found, field.name) for field in fields(found)}
-    return {name: value for name, value in given.items() if value is not None}
-
 
 # ------------------------------------------------------------------------------------------------- the twin
 
@@ -185,11 +105,9 @@ def test_units_are_kept_by_the_stream_of_dropout() -> None:
 # ------------------------------------------------------------------------------------------ the interpreter
 
 INTERPRETED = """
-import sys
 import torch
 from dropconnectpp.lab.kernels import head
-sys.path.insert(0, sys.argv[1])
-from test_head_kernels import SAMPLED, SMALL, STEP, Case, tensors
+from head_cases import SAMPLED, SMALL, STEP, Case, tensors
 
 GUARD, rooms, plain = 64, [], torch.empty
 
@@ -242,9 +160,9 @@ print("all well")
 """
 
 
-@needs_triton
-def test_the_interpreted_kernels_are_their_twin(tmp_path: Path) -> None:
-    interpret(INTERPRETED, tmp_path)
+@pytest.mark.triton
+def test_the_interpreted_kernels_are_their_twin(run_interpreted: Callable[..., None]) -> None:
+    run_interpreted(INTERPRETED)
 
 
 # ------------------------------------------------------------------------------------------------ on a GPU
@@ -276,7 +194,6 @@ def test_masks_in_float64_are_those_in_float32(kind: str, samples: int, shape: t
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("kind", "samples"), SAMPLED)
 def test_the_head_on_a_gpu_is_its_twin(kind: str, samples: int, shape: tuple[int, int, int, int]) -> None:
@@ -295,7 +212,6 @@ def test_the_head_on_a_gpu_is_its_twin(kind: str, samples: int, shape: tuple[int
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("shape", [(3, 128, 64, 10), (3, 128, 512, 100)])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_network_that_diverged_shows_on_a_gpu(value: float, shape: tuple[int, int, int, int]) -> None:
@@ -308,7 +224,6 @@ def test_a_network_that_diverged_shows_on_a_gpu(value: float, shape: tuple[int, 
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize(("kind", "samples"), SAMPLED)
 def test_a_replica_on_a_gpu_does_not_know_of_the_others(kind: str, samples: int) -> None:
     start = Case(kind, (5, 128, 64, 10), samples=samples).to("cuda")

@@ -15,44 +15,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import card_cases as cards
 import pytest
-import test_other_cards as cards
 import torch
+from launch_cases import HERE, OTHER, SMALL
 
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.lab.kernels import launch_config
-from dropconnectpp.lab.kernels.launch_config import DEFAULTS, Forward, Launches, Walk
+from dropconnectpp.lab.kernels.launch_config import DEFAULTS, Forward, Walk
 from dropconnectpp.lab.runs import runner
 from dropconnectpp.lab.tuning import candidates
 
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
-)
-TILES = {"block_b": 16, "block_o": 16, "block_i": 16, "split": 32, "block": 128}
-HERE = {"card": "Card of the tests", "triton": "9.9", "kernels": "0123abcd"}
 GPU = torch.device("cuda", 0)
-
-
-def with_tiles(launch: Any, **tiles: int) -> Any:
-    return replace(launch, **{name: value for name, value in tiles.items() if hasattr(launch, name)})
-
-
-SMALL = Launches(**{name: with_tiles(launch, **TILES) for name, launch in vars(DEFAULTS).items()})
-OTHER = replace(
-    DEFAULTS,
-    forward=replace(DEFAULTS.forward, block_i=32, num_stages=4),
-    backward=replace(DEFAULTS.backward, maxnreg=None),
-    gates=Walk(block=2048, num_warps=8),
-)
-
-
-def other_tiles(*groups: str) -> Iterator[tuple[candidates.Group, Launches]]:
-    """Candidates of groups, by how their names begin, as far as the tiles are not the default's."""
-    for group in candidates.GROUPS:
-        default, *others = group.candidates
-        different = {with_tiles(default, **vars(one) | default.options) for one in others} - {default}
-        if group.name.startswith(groups):
-            yield from ((group, replace(DEFAULTS, **{group.name: one})) for one in different)
 
 
 # ------------------------------------------------------------------------------------------ the defaults
@@ -81,7 +55,7 @@ GATES, GATES_LEARNED = {"BLOCK": 1024, "num_warps": 4}, {"BLOCK": 512, "num_warp
 LOCAL_FORWARD = {**FORWARD, "BLOCK_I": 32, "num_stages": 3}
 
 
-@needs_triton
+@pytest.mark.triton
 @pytest.mark.parametrize(
     ("name", "few", "many"),
     [
@@ -101,7 +75,7 @@ def test_kernels_are_launched_as_on_the_h200(name: str, few: list[Any], many: li
             assert {key: value for key, value in options.items() if key in FORWARD or key == "BLOCK"} == one
 
 
-@needs_triton
+@pytest.mark.triton
 def test_every_kernel_is_launched_as_the_launches_in_force_say() -> None:
     for group in candidates.GROUPS:
         for launch in group.candidates:
@@ -220,7 +194,7 @@ def test_a_file_that_is_not_ours_is_told_without_advice_to_replace_it(
     assert "dcpp tune" not in str(told[0].message)
 
 
-@needs_triton
+@pytest.mark.triton
 def test_a_file_is_for_a_card_a_triton_and_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     import triton
 
@@ -230,7 +204,7 @@ def test_a_file_is_for_a_card_a_triton_and_the_kernels(monkeypatch: pytest.Monke
     assert found.keys() == HERE.keys()
 
 
-@needs_triton
+@pytest.mark.triton
 def test_the_name_of_a_file_does_not_depend_on_the_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Card of the tests")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -241,7 +215,7 @@ def test_the_name_of_a_file_does_not_depend_on_the_kernels(monkeypatch: pytest.M
     assert launch_config.file_of(GPU) == before
 
 
-@needs_triton
+@pytest.mark.triton
 @pytest.mark.parametrize("module", launch_config.TUNED)
 def test_the_kernels_have_a_digest_that_moves_with_each_of_their_sources(
     module: str, monkeypatch: pytest.MonkeyPatch
@@ -255,7 +229,7 @@ def test_the_kernels_have_a_digest_that_moves_with_each_of_their_sources(
     assert launch_config.kernels.__wrapped__() == now
 
 
-@needs_triton
+@pytest.mark.triton
 def test_all_that_the_tuned_kernels_import_from_this_package_is_in_the_digest() -> None:
     for name in launch_config.TUNED:
         lines = ast.walk(ast.parse(inspect.getsource(importlib.import_module(name))))
@@ -379,7 +353,7 @@ def test_a_row_of_the_store_says_so_only_where_the_kernels_were_used() -> None:
         assert runner._how(plain) == convolutions
 
 
-@needs_triton
+@pytest.mark.triton
 @pytest.mark.parametrize("name", ["score", "local, learned q(pi)"])
 def test_no_launch_depends_on_the_number_of_replicas(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []

@@ -2,104 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from test_layer_kernels import assert_adagrads_step, interpret
+from layer_cases import adagrad_step, assert_adagrads_step, distance
+from local_cases import KINDS, Case, Shape, assert_twin_on_gpu, on_gpu
 from test_stack import assert_fused_is_plain, settings, stack_of, tensors_of, tiny, varied
 from torch import Tensor
 
 from dropconnectpp import functional
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.lab.config.protocol import Architecture, Method
-from dropconnectpp.lab.kernels import layer, local
-from dropconnectpp.lab.kernels.gates import Adagrad
 from dropconnectpp.lab.kernels.local import LocalGate
-from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.replicas.stack import Stack, Unit
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
-)
-PRIORS = {"uniform": (1.0, 1.0), "sparse": (10.0, 90.0), "even": (3.0, 3.0), "learned": (1.5, 0.7)}
-KINDS = ["uniform", "sparse", "even", "learned", "uniform, slab", "sparse, slab", "learned, slab"]
-Shape = tuple[int, int, int, int]
-
-
-class Case:
-    """One layer's tensors, with sums of squares that start at zero: after one step they are the gradients' squares."""
-
-    def __init__(self, kind: str, shape: Shape, dtype: torch.dtype = torch.float32) -> None:
-        stack, batch, units, width = shape
-        generator = torch.Generator().manual_seed(sum(shape) + len(kind))
-
-        def normal(*size: int) -> Tensor:
-            return torch.randn(size, generator=generator).to(dtype)
-
-        self.x, self.by_moments = normal(stack, batch, width), normal(2, stack, batch, units)
-        self.weight, logit = normal(stack, units, width), 2 * normal(stack, units, width)
-        logit[0, 0, 0] = 0.0
-        alpha, beta = (normal(stack, units, width) for _ in range(2))
-        prior = PRIORS[kind.partition(",")[0]]
-        self.gate = LocalGate(
-            logit,
-            Stream(7, "local"),
-            torch.linspace(0.3, 0.6, stack, dtype=dtype),
-            alpha=alpha if "learned" in kind else None,
-            beta=beta if "learned" in kind else None,
-            prior_alpha=prior[0],
-            prior_beta=prior[1],
-            slab_scale=0.2 if "slab" in kind else 0.0,
-        )
-        sizes = torch.linspace(0.1, 0.3, stack, dtype=dtype)
-        zeros = {name: torch.zeros_like(value) for name, value in self.trained().items()}
-        self.update = Adagrad(sizes=sizes, epsilon=1e-6, inside=True, gate_sizes=2 * sizes, **zeros)  # type: ignore[arg-type]
-
-    def trained(self) -> dict[str, Tensor]:
-        found = {"weight": self.weight, **{name: getattr(self.gate, name) for name in ("logit", "alpha", "beta")}}
-        return {name: value for name, value in found.items() if value is not None}
-
-    def to(self, *where: Any, rows: slice = slice(None)) -> Case:
-        """A copy on another device or in another precision, or of some replicas."""
-
-        def moved(values: dict[str, Any]) -> dict[str, Tensor]:
-            given = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-            chosen = {n: v[:, rows] if n == "by_moments" else v[rows] for n, v in given.items()}
-            return {n: v.to(*where).clone() for n, v in chosen.items()}
-
-        other = object.__new__(Case)
-        for name, value in moved({name: getattr(self, name) for name in ("x", "by_moments", "weight")}).items():
-            setattr(other, name, value)
-        other.gate = replace(self.gate, **moved(vars(self.gate)))
-        other.update = replace(self.update, **moved(vars(self.update)))
-        return other
-
-    def exact(self) -> Case:
-        """The same with numbers that bfloat16 holds, and their products too: no operand is rounded."""
-        for name in ("x", "by_moments", "weight"):
-            setattr(self, name, (4 * getattr(self, name)).round().clamp(-15, 15) / 4)
-        logit = self.gate.logit
-        self.gate = replace(self.gate, logit=torch.where(logit < -1, -40.0, torch.where(logit > 1, 40.0, 0.0)))
-        return self
-
-    def forward(self) -> Tensor:
-        return local.gate_moments(self.x, self.weight, self.gate)
-
-    def backward(self) -> Tensor:
-        return local.gate_moments_backward_(self.x, self.by_moments, self.weight, self.gate, self.update)
-
-
-def distance(one: Tensor, other: Tensor) -> float:
-    """Relative error in the Frobenius norm."""
-    one, other = one.double(), other.double()
-    return float((one - other).norm() / other.norm().clamp_min(1e-300))
-
 
 # ------------------------------------------------------------------------------------------- the twins
 
@@ -134,10 +52,7 @@ def test_the_twins_are_autograd_and_adagrad(kind: str, inside: bool) -> None:
     for name, value in case.trained().items():
         gradient = wanted[name]
         torch.testing.assert_close(getattr(case.update, name), gradient.square(), rtol=1e-9, atol=1e-12)
-        sizes = case.update.sizes if name == "weight" else case.update.gate_sizes
-        assert sizes is not None
-        root = (gradient.square() + 1e-6).sqrt() if inside else gradient.abs() + 1e-6
-        step = sizes[:, None, None] * gradient / root
+        step = adagrad_step(case.update, name, gradient)
         torch.testing.assert_close(value, before[name] - step, rtol=1e-7, atol=1e-9)
 
 
@@ -182,14 +97,13 @@ def test_what_is_missing_is_named() -> None:
 # The launches are the package's own. What they allocate is poisoned and lies between guards, and so
 # do the parameters, so that a missing write and a write outside both show.
 CHECK = """
-import sys
 import torch
 from dataclasses import replace
 from dropconnectpp.lab.kernels import local
 from dropconnectpp.lab.kernels.launch_config import using
-sys.path.insert(0, sys.argv[1])
-from test_launch_config import SMALL, other_tiles
-from test_local_kernels import KINDS, Case, distance, poisoned
+from launch_cases import SMALL, other_tiles
+from layer_cases import distance
+from local_cases import KINDS, Case, poisoned
 
 GUARD, rooms = 64, []
 
@@ -270,26 +184,10 @@ print("all well")
 """
 
 
-@contextmanager
-def poisoned(place: Any = lambda value: value) -> Iterator[None]:
-    """Inside, what torch.empty gives is not a number, and lies where ``place`` puts it."""
-    plain = torch.empty
-
-    def empty(*size: Any, **options: Any) -> Tensor:
-        value: Tensor = plain(*size, **options)
-        return place(value.fill_(float("nan"))) if value.is_floating_point() else value
-
-    torch.empty = empty
-    try:
-        yield
-    finally:
-        torch.empty = plain
-
-
-@needs_triton
+@pytest.mark.triton
 @pytest.mark.parametrize("source", [SMALL_TILES, CANDIDATES], ids=["small tiles", "candidates"])
-def test_the_interpreted_kernels_are_their_twins(source: str, tmp_path) -> None:
-    interpret(source, tmp_path)
+def test_the_interpreted_kernels_are_their_twins(source: str, run_interpreted: Callable[..., None]) -> None:
+    run_interpreted(source)
 
 
 # -------------------------------------------------------------------------------------- the fused step
@@ -354,40 +252,14 @@ SHAPES: list[Shape] = [
 ]
 
 
-def on_gpu(kind: str, shape: Shape) -> Case:
-    case = Case(kind, shape).to("cuda")
-    case.x = case.x.bfloat16()
-    case.by_moments = (case.by_moments / shape[1]).bfloat16().float()
-    assert layer.usable(case.x, case.weight, case.gate, case.update)
-    return case
-
-
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_layer_on_a_gpu_is_its_twin(kind: str, shape: Shape) -> None:
-    start, first = on_gpu(kind, shape), None
-    wide = start.to(torch.float64)
-    wide.x = start.x  # so that the twin rounds the same operands
-    wanted, wanted_by_x = wide.forward(), wide.backward()
-    for _ in range(3):
-        case = start.to("cuda")
-        with poisoned():
-            moments, by_x = case.forward(), case.backward()
-        for one, other in zip(moments, wanted, strict=True):
-            assert distance(one, other) < 5e-4
-        assert distance(by_x, wanted_by_x) < 2e-3  # one place of bfloat16 here and there
-        for name in case.trained():
-            roots = [getattr(one.update, name).sqrt() for one in (case, wide)]
-            assert distance(*roots) < 1e-4, name
-        found = [moments, by_x, *case.trained().values()]
-        first = found if first is None else first
-        assert all(torch.equal(one, other) for one, other in zip(first, found, strict=True)), "the same every time"
+    assert_twin_on_gpu(kind, shape)
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("shape", [(3, 100, 10, 75), (2, 128, 64, 4096), (2, 200, 64, 256)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_on_a_gpu_is_adagrads(kind: str, shape: Shape) -> None:
@@ -395,7 +267,6 @@ def test_a_step_on_a_gpu_is_adagrads(kind: str, shape: Shape) -> None:
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("shape", [(5, 128, 64, 4096), (5, 128, 512, 3136), (5, 200, 64, 256), (5, 100, 10, 75)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_replica_on_a_gpu_does_not_know_of_the_others(kind: str, shape: Shape) -> None:
@@ -423,7 +294,6 @@ def whole_network(methods: Sequence[Method], fused: bool, graph: bool = True) ->
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_the_fused_step_on_a_gpu_stays_close_to_the_plain_one() -> None:
     methods = [*LOCAL, *OTHERS]
     fused, plain, eager = (whole_network(methods, *how) for how in ((True,), (False,), (True, False)))

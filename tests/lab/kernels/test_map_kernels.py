@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,11 +10,6 @@ from torch.nn.functional import max_pool2d
 
 from dropconnectpp.lab.config.protocol import pooled_side
 from dropconnectpp.lab.kernels import maps
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
-)
 
 # Launched by hand: the package takes CUDA tensors alone. Outputs lie in poisoned buffers, so that a write outside
 # their range shows too.
@@ -84,14 +76,9 @@ print("all well")
 """
 
 
-@needs_triton
-def test_the_interpreted_kernels_are_their_twins() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    found = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert found.returncode == 0, found.stderr[-2000:]
-    assert found.stdout.strip() == "all well"
+@pytest.mark.triton
+def test_the_interpreted_kernels_are_their_twins(run_interpreted: Callable[..., None]) -> None:
+    run_interpreted(INTERPRETED)
 
 
 def test_windows_of_the_twin_hold_what_a_filter_sees() -> None:
@@ -115,20 +102,10 @@ def test_the_side_of_a_pooled_map_is_torchs(side: int, size: int, stride: int, c
     assert pooled_side(side, size, stride, ceil_mode) == expected
 
 
-def test_a_machine_without_triton_uses_the_twins(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels.maps_triton", None)
-    maps.compiled.cache_clear()
-    try:
-        assert maps.compiled("maps") is None
-    finally:
-        maps.compiled.cache_clear()
-
-
 # ---------------------------------------------------------------------------------------------- on a GPU
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize(("batch", "channels", "side"), [(1, 32, 32), (7, 3 * 32, 32), (5, 50 * 32, 16), (3, 1000, 9)])
 def test_pooling_on_a_gpu_is_its_twin(batch: int, channels: int, side: int) -> None:
     # Whole numbers: bf16 holds them and their sums, so that both must agree exactly, ties included.
@@ -148,7 +125,6 @@ def test_pooling_on_a_gpu_is_its_twin(batch: int, channels: int, side: int) -> N
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize(("replicas", "per", "side"), [(1, 1, 32), (3, 2, 32), (50, 3, 32), (4, 32, 16), (7, 32, 9)])
 def test_windows_on_a_gpu_are_those_of_the_twin(replicas: int, per: int, side: int) -> None:
     x = torch.randn(5, replicas * per, side, side).bfloat16().contiguous(memory_format=torch.channels_last)

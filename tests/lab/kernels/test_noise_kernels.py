@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,10 +10,6 @@ import torch
 from dropconnectpp.lab.kernels import noise
 from dropconnectpp.lab.philox import Stream
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
-)
 STREAM = Stream(7, "heads:weight")
 
 # Launched by hand: the package takes CUDA tensors alone. Outputs lie in poisoned buffers, so that a write outside
@@ -52,14 +45,9 @@ print("all well")
 """
 
 
-@needs_triton
-def test_the_interpreted_kernels_are_their_twins() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    found = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert found.returncode == 0, found.stderr[-2000:]
-    assert found.stdout.strip() == "all well"
+@pytest.mark.triton
+def test_the_interpreted_kernels_are_their_twins(run_interpreted: Callable[..., None]) -> None:
+    run_interpreted(INTERPRETED)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -75,7 +63,6 @@ def test_numbers_are_those_of_the_stream(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("count", [1, 7, 4097, 262_144])
 @pytest.mark.parametrize("replicas", [1, 3, 60])
 def test_numbers_on_a_gpu_are_those_of_the_twin(replicas: int, count: int) -> None:

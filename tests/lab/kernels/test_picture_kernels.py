@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,11 +11,6 @@ from dropconnectpp.lab.config.protocol import Normalisation
 from dropconnectpp.lab.data.dataset import DataError
 from dropconnectpp.lab.data.normalisation import channel_statistics, standardise
 from dropconnectpp.lab.kernels import pictures
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)"
-)
 
 # Launched by hand: the package takes CUDA tensors alone. The output lies in a poisoned buffer, so that a write outside
 # its range shows too.
@@ -60,14 +52,9 @@ print("all well")
 """
 
 
-@needs_triton
-def test_the_interpreted_kernel_is_its_twin() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    found = subprocess.run(
-        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert found.returncode == 0, found.stderr[-2000:]
-    assert found.stdout.strip() == "all well"
+@pytest.mark.triton
+def test_the_interpreted_kernel_is_its_twin(run_interpreted: Callable[..., None]) -> None:
+    run_interpreted(INTERPRETED)
 
 
 def some_pictures(count: int, channels: int, side: int) -> torch.Tensor:
@@ -108,20 +95,10 @@ def test_statistics_that_are_missing_are_asked_for() -> None:
         )
 
 
-def test_a_machine_without_triton_uses_the_twin(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "dropconnectpp.lab.kernels.pictures_triton", None)
-    pictures.compiled.cache_clear()
-    try:
-        assert pictures.compiled("pictures") is None
-    finally:
-        pictures.compiled.cache_clear()
-
-
 # ---------------------------------------------------------------------------------------------- on a GPU
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("scope", ["image", "data-set"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
@@ -152,7 +129,6 @@ def test_pictures_on_a_gpu_are_those_of_the_twin(
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("scope", ["image", "data-set"])
 def test_a_cuda_graph_may_hold_the_kernel(scope: str) -> None:
     images = some_pictures(50, 3, 8)

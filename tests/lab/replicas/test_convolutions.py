@@ -21,11 +21,7 @@ from dropconnectpp.lab.replicas.network import Shape, start
 REPLICAS, BATCH, MAPS, SIDE = 3, 2, 5, 6
 BF16 = 2.0**-8
 """Half a unit in the last place of bf16, relative."""
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none"),
-]
-devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 CONVOLUTIONS = {"first": _FirstConvolution, "mixed": _MixedConvolution}
 
 

@@ -435,7 +435,6 @@ def test_held_out_examples_take_the_test_sets_place():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
 @pytest.mark.parametrize("precision", ["float64", "mixed"])
 def test_a_gpu_measures_what_a_cpu_does(stack, results, precision):
     units = [Unit(replace(unit.protocol, precision=precision), unit.replica) for unit in UNITS]

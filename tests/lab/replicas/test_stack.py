@@ -75,10 +75,6 @@ VARIED = [
     *varied(Method(estimator="straight-through", hyper="optimal", alpha=2.0, beta=0.7)),
 ]
 """Three segments; kernels gate them all."""
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none"),
-]
 
 
 def tiny(train: int = 40, test: int = 23, channels: int = 2, side: int = 8, classes: int = 3, seed: int = 0) -> Dataset:
@@ -915,7 +911,7 @@ def slowed(protocol: Protocol) -> Protocol:
 
 
 class TestOnAGpu:
-    pytestmark = gpu
+    pytestmark = pytest.mark.gpu
 
     @pytest.mark.parametrize("tensor_cores", [False, True])
     def test_a_replica_among_many_equals_the_replica_alone_in_float32(self, tensor_cores, monkeypatch):

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import layer_cases
+import local_cases
 import pytest
-import test_layer_kernels
-import test_local_kernels
 import torch
-from test_launch_config import HERE, OTHER
+from launch_cases import HERE, OTHER
 from torch import Tensor
 
 from dropconnectpp.lab import device as devices
@@ -30,8 +30,6 @@ from dropconnectpp.lab.tuning.tuning import WRONG, Bench, Choice, choose, tune
 CPU = torch.device("cpu")
 GATES = Group("gates", "gates", (Work("gates", "score", 5),), ({"block": 512}, {"block": 2048}, {"num_warps": 8}))
 DEFAULT, SHORT, LONG, WIDE = GATES.candidates
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
 
 
 class Fake(Bench):
@@ -663,7 +661,6 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.usefixtures("short")
 def test_a_tuning_on_a_gpu_is_kept_and_right(dcpp: Dcpp) -> None:
     code, out, err = dcpp("tune", "--device", "cuda", "--time-limit", "9m")
@@ -675,15 +672,14 @@ def test_a_tuning_on_a_gpu_is_kept_and_right(dcpp: Dcpp) -> None:
     assert out.endswith(f"Written: {path}\n")
     launch_config._of_card.cache_clear()  # this process tuned with what was there before
     assert launch_config.of(gpu) == launch_config.read(path, launch_config.card(gpu))
-    for kind in test_layer_kernels.COMMON:
+    for kind in layer_cases.COMMON:
         for shape in ((2, 129, 33, 130), (3, 128, 64, 4096), (2, 128, 512, 4096)):
-            test_layer_kernels.test_the_layer_on_a_gpu_is_its_twin(kind, shape, 1)
-    for kind in test_local_kernels.KINDS:
-        test_local_kernels.test_the_layer_on_a_gpu_is_its_twin(kind, (2, 129, 33, 130))
+            layer_cases.assert_twin_on_gpu(kind, shape, 1)
+    for kind in local_cases.KINDS:
+        local_cases.assert_twin_on_gpu(kind, (2, 129, 33, 130))
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.name)
 def test_every_candidate_that_runs_on_a_gpu_is_right(group: Group) -> None:
     bench = Bench(group, torch.device("cuda"), 2)
@@ -696,16 +692,13 @@ def test_every_candidate_that_runs_on_a_gpu_is_right(group: Group) -> None:
                 shape = (2, 129, 33 if work.units <= layer.FEW_UNITS else 80, 130)
                 if "local" in work.kind:
                     kind = "learned" if "learned" in work.kind else "sparse"
-                    test_local_kernels.test_the_layer_on_a_gpu_is_its_twin(kind, shape)
+                    local_cases.assert_twin_on_gpu(kind, shape)
                 else:
-                    test_layer_kernels.test_the_layer_on_a_gpu_is_its_twin(work.kind, shape, 1)
-                    test_layer_kernels.test_a_replica_on_a_gpu_does_not_know_of_the_others(
-                        work.kind, 1, (5, 100, *shape[2:])
-                    )
+                    layer_cases.assert_twin_on_gpu(work.kind, shape, 1)
+                    layer_cases.assert_independent_on_gpu(work.kind, 1, (5, 100, *shape[2:]))
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.usefixtures("short")
 def test_times_on_a_gpu_are_of_every_launch() -> None:
     for group in (GROUPS[0], GROUPS[4]):
