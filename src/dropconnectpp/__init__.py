@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from dropconnectpp.presets import PRESETS
     from dropconnectpp.pruning import prune
 
+__version__ = "0.2.0"
+"""The only place that says it: pyproject.toml reads it from here."""
+
 __all__ = [
     "ELBO",
     "PRESETS",

@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+import dropconnectpp
 from dropconnectpp.lab.cli.results import Out, make_folder, write_report
 from dropconnectpp.lab.config.notes import COMMAND, COMMAND_TOGETHER, TIMING_COMMAND
 from dropconnectpp.lab.config.protocol import METHODS, PAPER_METHODS, PRESETS, Method, ProtocolError
@@ -42,7 +42,7 @@ TimeLimit = Annotated[
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"dropconnectpp {metadata.version('dropconnectpp')}")
+        print(f"dropconnectpp {dropconnectpp.__version__}")
         raise typer.Exit
 
 
@@ -201,7 +201,6 @@ def train(
 
       dcpp train --model net.safetensors --dataset fashion-mini --method dropconnect++ --epochs 10
     """
-    import dropconnectpp
     from dropconnectpp.lab import data
     from dropconnectpp.lab import device as devices
     from dropconnectpp.lab.config.protocol import paper

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 import torch
 
+import dropconnectpp
 from dropconnectpp.lab import device as devices
 from dropconnectpp.lab.config.protocol import ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset
@@ -256,10 +256,7 @@ def versions() -> dict[str, str]:
         import triton
 
         names["triton"] = triton.__version__
-    try:
-        names["dropconnectpp"] = metadata.version("dropconnectpp")
-    except metadata.PackageNotFoundError:  # run from a source tree
-        names["dropconnectpp"] = "source"
+    names["dropconnectpp"] = dropconnectpp.__version__
     return names
 
 
