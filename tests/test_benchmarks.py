@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from tiny_cases import ONE_LAYER_TOML, tiny
 
 from dropconnectpp.lab import data
 from dropconnectpp.lab.config import experiments, protocol
-from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
+from dropconnectpp.lab.data.dataset import Dataset, Split
 from dropconnectpp.lab.data.normalisation import standardise
 from dropconnectpp.lab.replicas import dropconnectpp, evaluation, regularisers
 from dropconnectpp.lab.replicas.convolutions import features
@@ -266,17 +266,10 @@ def test_publish(tmp_path: Path) -> None:
     assert f"| No regularization | {mean:.2f} |" in table
 
 
-TRAINED = """
+TRAINED = f"""
 [protocol]
 data = "fashion-mini"
-
-[protocol.architecture]
-maps = [2]
-pooled = [true]
-filter_size = 3
-padding = 1
-hidden = 3
-
+{ONE_LAYER_TOML}
 [protocol.training]
 batch_size = 50
 epochs = 1
@@ -823,12 +816,7 @@ def mask_memory(monkeypatch):
 
 
 def test_masks_of_a_minibatch_are_those_that_training_drew(mask_memory, monkeypatch) -> None:
-    random = np.random.default_rng(0)
-
-    def split(count: int) -> Split:
-        return Split(random.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8), np.arange(count) % 3)
-
-    small = Dataset("small", split(384), split(30), ("a", "b", "c"), "", "", Provenance("made up", verified=False))
+    small = tiny("small", train=384)
     drawn: list[torch.Tensor] = []
     real = dropconnectpp.draw_masks
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import sys
 
 import pytest
 from rich.console import Console
@@ -11,21 +10,6 @@ from rich.console import Console
 from dropconnectpp.lab import data
 from dropconnectpp.lab.cli import data as data_commands
 from dropconnectpp.lab.cli import main as cli
-
-
-@pytest.fixture
-def dcpp(monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("DCPP_DATA", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dcpp", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        output = capsys.readouterr()
-        return int(stop.value.code or 0), output.out, output.err
-
-    return run
 
 
 def test_help_teaches(dcpp):
@@ -48,7 +32,7 @@ def test_list_shows_every_set_and_its_state(dcpp, tmp_path):
     assert "damaged: fetch it with --force" in dcpp("data", "list")[1]
 
 
-def test_fetch_where_and_verify_of_own_pictures(dcpp, tmp_path):
+def test_fetch_where_and_verify_of_own_images(dcpp, tmp_path):
     from PIL import Image
 
     for label in ("a", "b"):
@@ -58,7 +42,7 @@ def test_fetch_where_and_verify_of_own_pictures(dcpp, tmp_path):
     name = f"folder:{tmp_path / 'mine'}"
     assert dcpp("data", "where", name)[0] == 1
     code, out, err = dcpp("data", "fetch", name)
-    assert (code, err.strip()) == (0, "reading pictures")
+    assert (code, err.strip()) == (0, "reading images")
     assert "2 classes" in out
     code, out, _ = dcpp("data", "where", name)
     assert code == 0

@@ -8,25 +8,23 @@ import io
 import json
 import os
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from tiny_cases import ONE_LAYER_TOML, tiny
 
 import dropconnectpp
 from dropconnectpp.lab import data
-from dropconnectpp.lab.cli import main as cli
 from dropconnectpp.lab.cli import run as run_commands
 from dropconnectpp.lab.cli.run import duration
 from dropconnectpp.lab.config import experiments
 from dropconnectpp.lab.config.protocol import METHODS, Architecture, ProtocolError
-from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
+from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.replicas.modules import build
 from dropconnectpp.lab.replicas.network import Shape
 from dropconnectpp.lab.replicas.stack import Stack
@@ -35,19 +33,12 @@ from dropconnectpp.lab.runs.runner import Runner
 from dropconnectpp.lab.runs.store import Row, Store
 
 SIZES = {"tiny": 8, "other": 8, "large": 12}
-MINE = """
+MINE = f"""
 repeats = 2
 
 [protocol]
 data = "tiny"
-
-[protocol.architecture]
-maps = [2]
-pooled = [true]
-filter_size = 3
-padding = 1
-hidden = 3
-
+{ONE_LAYER_TOML}
 [protocol.training]
 step_size = 0.05
 batch_size = 32
@@ -73,34 +64,20 @@ kind = "dropconnect++"
 PAPER = ("--dataset", "tiny", "--epochs", "1", "--repeats", "1", "--rate", "0.5", "--step-size", "0.01")
 
 
-def tiny(name: str) -> Dataset:
-    random, side = np.random.default_rng(len(name)), SIZES[name]
-
-    def split(count: int) -> Split:
-        return Split(random.integers(0, 256, (count, 1, side, side), dtype=np.uint8), np.arange(count) % 3)
-
-    return Dataset(name, split(160), split(40), ("a", "b", "c"), "", "", Provenance("made up", verified=False))
+def made(name: str) -> Dataset:
+    return tiny(name, train=160, test=40, side=SIZES[name], seed=len(name))
 
 
 @pytest.fixture
-def dcpp(monkeypatch, capsys, tmp_path):
+def dcpp(dcpp, monkeypatch, tmp_path):
+    """The command where the tiny data sets and a file of one's own are."""
     real = data.load
     monkeypatch.setattr(
-        data, "load", lambda name, directory=None: tiny(name) if name in SIZES else real(name, directory=directory)
+        data, "load", lambda name, directory=None: made(name) if name in SIZES else real(name, directory=directory)
     )
-    monkeypatch.setenv("DCPP_DATA", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(MINE)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dcpp", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        output = capsys.readouterr()
-        return int(stop.value.code or 0), output.out, output.err
-
-    return run
+    return dcpp
 
 
 def rows(out: str = "dcpp-results") -> list[Row]:
@@ -454,10 +431,10 @@ def test_a_trained_network_is_a_model_that_loads(dcpp, kind, options):
     method = replace(METHODS[kind], **({"rate": 0.5} if METHODS[kind].has_rate else {}) | options)
     assert err.splitlines()[0].startswith(f"tiny: {method.label}")
     model = dropconnectpp.load("net.safetensors", build(Shape(Architecture(), 1, 8, 3), method)).eval()
-    pictures = torch.from_numpy(tiny("tiny").test.images).float()
+    pictures = torch.from_numpy(made("tiny").test.images).float()
     pictures = (pictures - pictures.mean((1, 2, 3), keepdim=True)) / pictures.std((1, 2, 3), keepdim=True)
     with torch.no_grad():
-        right = model(pictures).argmax(1) == torch.from_numpy(tiny("tiny").test.labels)
+        right = model(pictures).argmax(1) == torch.from_numpy(made("tiny").test.labels)
     assert out.startswith(f"Test accuracy {100 * float(right.float().mean()):.2f}% by Eq. (19).")
 
 

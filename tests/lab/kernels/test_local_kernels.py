@@ -10,7 +10,7 @@ import pytest
 import torch
 from layer_cases import adagrad_step, assert_adagrads_step, distance
 from local_cases import KINDS, Case, Shape, assert_twin_on_gpu, on_gpu
-from test_stack import assert_fused_is_plain, settings, stack_of, tensors_of, tiny, varied
+from stack_cases import assert_fused_is_plain, bright, settings, stack_of, tensors_of, varied
 from torch import Tensor
 
 from dropconnectpp import functional
@@ -286,7 +286,7 @@ def whole_network(methods: Sequence[Method], fused: bool, graph: bool = True) ->
         for method in methods
     ]
     units = [Unit(protocol, row) for row, protocol in enumerate(protocols)]
-    stack = Stack(units, tiny(train=160, channels=3, side=32), torch.device("cuda"), graph=graph)
+    stack = Stack(units, bright(train=160, channels=3, side=32), torch.device("cuda"), graph=graph)
     assert stack.fused
     stack.fused = fused
     stack.train_epoch()

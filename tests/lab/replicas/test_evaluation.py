@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy.stats import norm
-from test_stack import CPU, METHODS, settings, stack_of, tiny
+from stack_cases import CPU, METHODS, bright, settings, stack_of
 
 from dropconnectpp.lab.config.protocol import Evaluation, Method, Normalisation, ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset, Split
@@ -48,7 +48,7 @@ def stack() -> Stack:
 
 @pytest.fixture(scope="module")
 def results(stack: Stack) -> list[dict[str, Any]]:
-    return evaluation.final(stack, WHAT, foreign=tiny(seed=9, channels=3))
+    return evaluation.final(stack, WHAT, foreign=bright(seed=9, channels=3))
 
 
 class Oracle:
@@ -63,7 +63,7 @@ class Oracle:
         segment = next(s for s in stack.segments if s.rows.start <= row < s.rows.stop)
         place = row - segment.rows.start
         self.learned = {k: v[place].detach() for k, v in segment.regulariser.parameters.items()}
-        self.test = tiny().test
+        self.test = bright().test
 
     def features(self, images: NDArray[np.uint8]) -> Array:
         pictures = images.astype(np.float64)
@@ -271,7 +271,7 @@ def grey(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
 
 @pytest.mark.parametrize("channels", [1, 2, 3])
 def test_foreign_pictures_are_brought_to_the_networks_channels(stack, channels):
-    foreign = tiny(seed=9, channels=channels, classes=7)
+    foreign = bright(seed=9, channels=channels, classes=7)
     found = evaluation.final(stack, replace(WHAT, samples=(), shares=()), foreign=foreign)
     pictures = foreign.test.images if channels == 2 else grey(foreign.test.images, 2)
     for row in ROWS:
@@ -285,21 +285,21 @@ def test_foreign_pictures_of_another_size_are_an_error(stack):
     with pytest.raises(
         ProtocolError, match="foreign pictures must be 8 x 8 as the network's, and those of tiny9 are 12"
     ):
-        evaluation.final(stack, WHAT, foreign=tiny(seed=9, side=12))
+        evaluation.final(stack, WHAT, foreign=bright(seed=9, side=12))
 
 
 def test_foreign_pictures_are_standardised_with_the_training_sets_statistics():
     protocol = replace(settings(METHODS["dropconnect"]), normalisation=Normalisation(scope="data-set"))
     own = stack_of(Unit(protocol, 0))
-    dataset = tiny()
-    foreign = replace(tiny(), name="copy", test=Split(dataset.test.images, dataset.test.labels))
+    dataset = bright()
+    foreign = replace(bright(), name="copy", test=Split(dataset.test.images, dataset.test.labels))
     (found,) = evaluation.final(own, WHAT, foreign=foreign)
     measured = {name: found["uncertainty"][name] for name in ("entropy", "mutual_information")}
     assert found["foreign"] == {"data": "copy", **measured}
 
 
 def test_nothing_is_said_of_uncertainty_without_samples(stack):
-    found = evaluation.final(stack, replace(WHAT, predictive_samples=0, samples=()), foreign=tiny(seed=9))
+    found = evaluation.final(stack, replace(WHAT, predictive_samples=0, samples=()), foreign=bright(seed=9))
     assert all(one["uncertainty"] is None and "foreign" not in one and one["mc"] == [] for one in found)
 
 
@@ -337,7 +337,7 @@ def test_the_size_of_a_chunk_does_not_matter(stack, results, monkeypatch):
         def note(*what: Any, said: list[Any] = said) -> None:
             said.append(what)
 
-        again = evaluation.final(stack, WHAT, foreign=tiny(seed=9, channels=3), progress=note)
+        again = evaluation.final(stack, WHAT, foreign=bright(seed=9, channels=3), progress=note)
         assert flat(again) == near(flat(results))
         assert flat(evaluation.along_the_way(stack, WHAT)) == near(flat(point))
         assert said[-1] == ("evaluating", 23, 23)
@@ -352,7 +352,7 @@ def test_on_a_card_several_chunks_are_one_block_unless_memory_was_short(stack, r
         monkeypatch.setattr(stack, "chunk", chunk)
         said: list[int] = []
         again = evaluation.final(
-            stack, WHAT, foreign=tiny(seed=9, channels=3), progress=lambda _, done, __, said=said: said.append(done)
+            stack, WHAT, foreign=bright(seed=9, channels=3), progress=lambda _, done, __, said=said: said.append(done)
         )
         assert flat(again) == near(flat(results))
         assert said == blocks
@@ -385,7 +385,7 @@ def test_a_replica_is_measured_as_it_would_be_alone(stack, results):
         alone = stack_of(UNITS[row])
         for _ in range(EPOCHS):
             alone.train_epoch()
-        assert flat(evaluation.final(alone, WHAT, foreign=tiny(seed=9, channels=3))[0]) == near(flat(results[row]))
+        assert flat(evaluation.final(alone, WHAT, foreign=bright(seed=9, channels=3))[0]) == near(flat(results[row]))
 
 
 def test_evaluation_leaves_training_alone(stack):
@@ -402,10 +402,10 @@ def test_a_replica_that_diverged_says_so_and_does_not_disturb_the_others(results
         else u
         for row, u in enumerate(UNITS)
     ]
-    broken = Stack(wild, tiny(), CPU)
+    broken = Stack(wild, bright(), CPU)
     for _ in range(EPOCHS):
         broken.train_epoch()
-    found = evaluation.final(broken, WHAT, foreign=tiny(seed=9, channels=3))
+    found = evaluation.final(broken, WHAT, foreign=bright(seed=9, channels=3))
     points = evaluation.along_the_way(broken, WHAT)
     for row in ROWS:
         if row in (2, 5):
@@ -422,12 +422,12 @@ def test_held_out_examples_take_the_test_sets_place():
     assert sum(found["calibration"]["counts"]) == 12
     held = Dataset(
         "held",
-        tiny().train,
+        bright().train,
         Split(own.examples.test_images.numpy(), own.examples.test_labels.numpy()),
-        tiny().classes,
+        bright().classes,
         "",
         "",
-        tiny().provenance,
+        bright().provenance,
     )
     other = stack_of(Unit(settings(METHODS["none"]), 0), dataset=held)
     other.load_state(own.state())
@@ -438,9 +438,9 @@ def test_held_out_examples_take_the_test_sets_place():
 @pytest.mark.parametrize("precision", ["float64", "mixed"])
 def test_a_gpu_measures_what_a_cpu_does(stack, results, precision):
     units = [Unit(replace(unit.protocol, precision=precision), unit.replica) for unit in UNITS]
-    cuda = Stack(units, tiny(), torch.device("cuda"))
+    cuda = Stack(units, bright(), torch.device("cuda"))
     cuda.load_state(stack.state())
-    found = evaluation.final(cuda, WHAT, foreign=tiny(seed=9, channels=3))
+    found = evaluation.final(cuda, WHAT, foreign=bright(seed=9, channels=3))
     assert plain(found)
     if precision == "float64":
         assert flat(found) == near(flat(results))

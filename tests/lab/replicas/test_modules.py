@@ -5,24 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from tiny_cases import ONE_LAYER, TINY, tiny
 from torch import nn
 
 import dropconnectpp
-from dropconnectpp.lab.config.protocol import Architecture, Method, Protocol, Training
-from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
+from dropconnectpp.lab.config.protocol import Architecture, Method
 from dropconnectpp.lab.replicas.modules import build, to_module
 from dropconnectpp.lab.replicas.network import Shape
 from dropconnectpp.lab.replicas.stack import Stack, Unit
 
-TINY = Protocol(
-    data="tiny",
-    architecture=Architecture(maps=(2,), pooled=(True,), filter_size=3, padding=1, hidden=3),
-    training=Training(step_size=0.05, batch_size=16, epochs=2),
-    precision="float64",
-)
+EXACT = replace(TINY, precision="float64")
 METHODS = {
     "none": Method(kind="none"),
     "dropout": Method(kind="dropout", rate=0.4),
@@ -37,25 +31,16 @@ METHODS = {
     "disarm": Method(estimator="disarm"),
 }
 ARCHITECTURES = {
-    "one-layer": TINY.architecture,
+    "one-layer": ONE_LAYER,
     "paper-like": Architecture(maps=(2, 2, 3), pooled=(True, True, False), hidden=4),
     "unpooled": Architecture(maps=(2, 3), pooled=(False, True), filter_size=3, padding=0, ceil_mode=False, hidden=3),
 }
 
 
-def tiny(channels: int = 2) -> Dataset:
-    random = np.random.default_rng(0)
-
-    def split(count: int) -> Split:
-        return Split(random.integers(0, 256, (count, channels, 8, 8), dtype=np.uint8), np.arange(count) % 3)
-
-    return Dataset("tiny", split(64), split(30), ("a", "b", "c"), "", "", Provenance("made up", verified=False))
-
-
 def stack_of(*methods: Method, replicas: int = 1, **changes: Any) -> Stack:
-    protocols = [replace(TINY, method=method, **changes) for method in methods]
+    protocols = [replace(EXACT, method=method, **changes) for method in methods]
     units = [Unit(protocol, replica) for protocol in protocols for replica in range(replicas)]
-    return Stack(units, tiny(), torch.device("cpu"))
+    return Stack(units, tiny(channels=2), torch.device("cpu"))
 
 
 def pictures(stack: Stack) -> torch.Tensor:

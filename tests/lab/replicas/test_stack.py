@@ -12,127 +12,36 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from stack_cases import (
+    CPU,
+    ESTIMATORS,
+    LATE,
+    METHODS,
+    VARIED,
+    assert_close,
+    assert_equal,
+    assert_fused_is_plain,
+    bright,
+    each_method,
+    settings,
+    stack_of,
+    tensors_of,
+    trained,
+    varied,
+)
+from tiny_cases import TWO_LAYERS
 from torch import Tensor, nn
 
 import dropconnectpp as dcpp
 from dropconnectpp.lab import data, device
 from dropconnectpp.lab.config.protocol import Architecture, Method, Normalisation, Protocol, ProtocolError, Training
-from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
+from dropconnectpp.lab.data.dataset import Dataset, Split
 from dropconnectpp.lab.data.normalisation import channel_statistics
 from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.replicas import stack as stack_module
 from dropconnectpp.lab.replicas.convolutions import features
 from dropconnectpp.lab.replicas.network import start
 from dropconnectpp.lab.replicas.stack import EAGER_STEPS, Stack, Unit
-
-CPU = torch.device("cpu")
-TINY = Architecture(maps=(2, 3), pooled=(True, False), filter_size=3, padding=1, hidden=4)
-METHODS = {
-    "none": Method(kind="none"),
-    "dropout": Method(kind="dropout", rate=0.4),
-    "dropconnect": Method(kind="dropconnect", rate=0.3),
-    "bbvi": Method(logit_step=30.0),
-    "straight-through": Method(estimator="straight-through", hyper="optimal", logit_step=10.0, kl_weight=2.0),
-}
-ESTIMATORS = {
-    "mean-network": Method(baseline="mean-network", parameterisation="probability"),
-    "leave-one-out": Method(baseline="leave-one-out", num_samples=2, hyper="optimal"),
-    "eq16": Method(estimator="eq16"),
-    "local": Method(estimator="local"),
-    "concrete": Method(estimator="concrete", num_samples=2),
-    "disarm": Method(estimator="disarm", parameterisation="probability", logit_step=20.0),
-}
-LATE = {
-    "prior, warm-up": Method(
-        estimator="straight-through", hyper="optimal", alpha=2.0, beta=0.7, kl_weight=30.0, kl_warmup=2, logit_step=10.0
-    ),
-    "frozen, slab": Method(hyper="optimal", alpha=0.6, beta=0.6, freeze_after=1, slab=0.1, logit_step=30.0),
-    "dropconnect, slab": Method(kind="dropconnect", rate=0.3, slab=0.1),
-    "learned, all": Method(estimator="straight-through", kl_warmup=1, freeze_after=2, slab=0.1, logit_step=10.0),
-}
-"""Settings that change from epoch to epoch, other priors and slabs; kernels gate them all."""
-each_method = pytest.mark.parametrize("name", METHODS)
-
-
-def varied(method: Method) -> list[Method]:
-    """In what replicas of one segment may differ."""
-    changes: list[dict[str, Any]] = [
-        {},
-        {"kl_weight": 30.0, "logit_step": 3.0},
-        {"kl_weight": 20.0, "kl_warmup": 3},
-        {"freeze_after": 1, "logit_step": 10.0},
-        {"kl_weight": 0.0, "freeze_after": 2},
-        {"learn_after": 1, "logit_step": 4.0},
-        {"learn_after": 2, "freeze_after": 4},
-        {"kl_weight": 50.0, "kl_warmup": 2, "freeze_after": 3, "logit_step": 5.0},
-    ]
-    return [replace(method, **one) for one in changes]
-
-
-VARIED = [
-    *varied(Method(hyper="optimal")),
-    *varied(Method(estimator="straight-through", alpha=1.5, slab=0.1)),
-    *varied(Method(estimator="straight-through", hyper="optimal", alpha=2.0, beta=0.7)),
-]
-"""Three segments; kernels gate them all."""
-
-
-def tiny(train: int = 40, test: int = 23, channels: int = 2, side: int = 8, classes: int = 3, seed: int = 0) -> Dataset:
-    """Random pictures whose class shows in their brightness."""
-    random = np.random.default_rng(seed)
-
-    def split(count: int) -> Split:
-        labels = np.arange(count) % classes
-        images = random.integers(0, 150, (count, channels, side, side))
-        images[:, 0, : side // 2] += (labels * 100 // classes)[:, None, None]
-        return Split(images.astype(np.uint8), labels.astype(np.int64))
-
-    names = tuple(map(str, range(classes)))
-    return Dataset(f"tiny{seed}", split(train), split(test), names, "", "", Provenance("random", True))
-
-
-def settings(method: Method = METHODS["none"], **training: Any) -> Protocol:
-    chosen = {"step_size": 0.05, "batch_size": 4, **training}
-    return Protocol(
-        data="tiny", method=method, architecture=TINY, training=Training(**chosen), precision="float64", root_seed=5
-    )
-
-
-def stack_of(*units: Unit, dataset: Dataset | None = None, **options: Any) -> Stack:
-    return Stack(units, dataset or tiny(), CPU, **options)
-
-
-def trained(units: Sequence[Unit], epochs: int = 2, dataset: Dataset | None = None) -> Stack:
-    stack = stack_of(*units, dataset=dataset)
-    for _ in range(epochs):
-        stack.train_epoch()
-    return stack
-
-
-def tensors_of(stack: Stack, row: int) -> dict[str, Tensor]:
-    """Everything trained of one replica, by names that do not depend on its neighbours."""
-    found = {name: value[row].detach() for name, value in stack.parameters.items()}
-    segment = next(s for s in stack.segments if s.rows.start <= row < s.rows.stop)
-    for name, value in segment.regulariser.parameters.items():
-        found[f"dense.{name}"] = value[row - segment.rows.start].detach()
-    if segment.regulariser.moments is not None:
-        found["moments"] = segment.regulariser.moments[:, row - segment.rows.start]
-    return found
-
-
-def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(
-            found[name].cpu(), value.cpu(), rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}"
-        )
-
-
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
-
 
 # ------------------------------------------------------------------------- replicas do not know each other
 
@@ -259,7 +168,7 @@ def test_methods_share_start_and_order_so_that_they_pair():
 
 
 def test_the_start_is_glorots_with_zero_biases():
-    stack = Stack([Unit(settings(), r) for r in range(40)], tiny(), CPU)
+    stack = Stack([Unit(settings(), r) for r in range(40)], bright(), CPU)
     for name, value in start(stack.shape, 5, stack.replicas, torch.float64).items():
         assert torch.equal(value, stack.parameters[name])
         if name.endswith("bias"):
@@ -367,7 +276,7 @@ def test_a_replica_equals_an_ordinary_module_trained_by_the_library(name, inside
     protocol = settings(METHODS[name], epsilon_inside=inside, epsilon=1e-6 if inside else 1e-8)
     stack = trained([Unit(protocol, 2), Unit(protocol, 9)])
     assert int(stack.step) == 20
-    expected = reference(protocol, tiny(), replica=9)
+    expected = reference(protocol, bright(), replica=9)
     assert_close(tensors_of(stack, 1), expected, 1e-9)
     started = start(stack.shape, protocol.root_seed, torch.tensor([9]), torch.float64)["dense.weight"][0]
     assert (expected["dense.weight"] - started).abs().max() > 1e-2, "twenty steps leave the start"
@@ -375,7 +284,7 @@ def test_a_replica_equals_an_ordinary_module_trained_by_the_library(name, inside
 
 @pytest.mark.parametrize("count", [42, 41])
 def test_a_small_last_batch_trains_as_in_an_ordinary_module(count):
-    protocol, dataset = settings(METHODS["bbvi"], last_batch="keep"), tiny(count)
+    protocol, dataset = settings(METHODS["bbvi"], last_batch="keep"), bright(count)
     stack = trained([Unit(protocol, 9)], dataset=dataset)
     assert int(stack.step) == 22
     assert_close(tensors_of(stack, 0), reference(protocol, dataset, replica=9), 1e-9)
@@ -406,7 +315,7 @@ GOLDEN = [
 
 
 def test_twenty_steps_on_real_pictures_are_what_they_were():
-    architecture = replace(TINY, maps=(3, 4), pooled=(True, True))
+    architecture = replace(TWO_LAYERS, maps=(3, 4), pooled=(True, True))
     protocol = replace(settings(METHODS["bbvi"], batch_size=300), data="fashion-mini", architecture=architecture)
     stack = stack_of(Unit(protocol, 1), dataset=data.load("fashion-mini"))
     trace = recorded(stack, lambda images, labels, rewards: -float(rewards[0]))
@@ -479,7 +388,7 @@ def test_a_saved_state_does_not_change_as_training_goes_on():
 
 def identified(train: int = 42) -> Dataset:
     """Each example is a class of its own: labels tell which were used."""
-    return tiny(train, test=5, classes=train)
+    return bright(train, test=5, classes=train)
 
 
 def test_a_small_last_batch_is_dropped_or_kept():
@@ -521,7 +430,7 @@ def test_held_out_examples_are_never_trained_on_and_are_the_same_for_all():
 
 
 def test_without_a_holdout_the_test_set_is_evaluated_on():
-    dataset = tiny()
+    dataset = bright()
     stack = stack_of(Unit(settings(), 0), dataset=dataset)
     assert torch.equal(stack.examples.test_images, torch.from_numpy(dataset.test.images))
     assert torch.equal(stack.examples.test_labels, torch.from_numpy(dataset.test.labels))
@@ -565,7 +474,7 @@ def changed(**options: Any) -> Unit:
         ([Unit(settings(batch_size=41), 0)], "batch_size is 41 and there are only 40 training examples"),
         ([Unit(settings(batch_size=31, holdout=10), 0)], "batch_size is 31 and there are only 30 training examples"),
         ([Unit(settings(holdout=40), 0)], "holdout must be less than the 40 training examples, got 40"),
-        ([changed(architecture=replace(TINY, padding=0, filter_size=9))], "the pictures are too small"),
+        ([changed(architecture=replace(TWO_LAYERS, padding=0, filter_size=9))], "the pictures are too small"),
     ],
 )
 def test_a_stack_that_cannot_be_says_why(units, message):
@@ -574,7 +483,7 @@ def test_a_stack_that_cannot_be_says_why(units, message):
 
 
 def test_pictures_must_be_square():
-    dataset = tiny()
+    dataset = bright()
     flat = replace(dataset, train=Split(dataset.train.images[..., :6], dataset.train.labels))
     with pytest.raises(ProtocolError, match="pictures must be square, got 8 x 6"):
         stack_of(Unit(settings(), 0), dataset=flat)
@@ -661,7 +570,7 @@ def written_loss(stack: Stack, images: Tensor, labels: Tensor, kl_share: float) 
     """Of all replicas, with a score that no baseline weighs yet: of it the KL and the slab are left."""
     (segment,), method, values = stack.segments, stack.protocol.method, stack.parameters
     own, count, loss, gated = segment.regulariser.parameters, len(stack.examples.rows), torch.zeros(()).double(), {}
-    x = features(images, values, TINY)
+    x = features(images, values, TWO_LAYERS)
     for name in ("weight", "bias"):
         value = values[f"dense.{name}"]
         pi = torch.full_like(value, 1 - (method.rate or 0.0))
@@ -858,18 +767,6 @@ def test_the_fused_step_is_the_plain_one(batch_size):
     assert_fused_is_plain(units, batch_size)
 
 
-def assert_fused_is_plain(units, batch_size):
-    plain, fused = (stack_of(*units, dataset=tiny(train=10 * batch_size)) for _ in range(2))
-    assert not fused.fused  # there is nothing to gain on a CPU
-    fused.fused = True
-    for stack in (plain, fused):
-        stack.train_epoch()
-        stack.train_epoch()
-    torch.testing.assert_close(fused.loss_sum, plain.loss_sum, rtol=1e-9, atol=0)
-    for row in range(len(units)):
-        assert_close(tensors_of(fused, row), tensors_of(plain, row), 1e-9)
-
-
 @pytest.mark.parametrize(
     "method",
     [
@@ -889,7 +786,7 @@ def test_what_the_kernels_cannot_gate_takes_the_plain_step(method):
 
 def on_gpu(units: Sequence[Unit], precision: str, epochs: int = 2, graph: bool = True) -> Stack:
     chosen = [Unit(replace(unit.protocol, precision=precision), unit.replica) for unit in units]
-    stack = Stack(chosen, tiny(), torch.device("cuda"), graph=graph)
+    stack = Stack(chosen, bright(), torch.device("cuda"), graph=graph)
     for _ in range(epochs):
         stack.train_epoch()
     return stack
@@ -1008,7 +905,7 @@ class TestOnAGpu:
         torch.testing.assert_close(mixed.loss_sum, full.loss_sum, rtol=0.02, atol=0)
 
     def test_the_fused_step_stays_close_to_the_plain_one(self):
-        pictures = tiny(train=160, channels=3, side=32)
+        pictures = bright(train=160, channels=3, side=32)
         fused, plain = (self.whole_network(COVERED, pictures, fused) for fused in (True, False))
         torch.testing.assert_close(fused.loss_sum, plain.loss_sum, rtol=0.02, atol=0)
         for row, method in enumerate(COVERED):
@@ -1022,7 +919,7 @@ class TestOnAGpu:
                 assert apart.median() <= 1e-3 * step, (method.label, name)
 
     def test_a_replica_takes_the_same_fused_steps_whatever_its_neighbours(self):
-        pictures = tiny(train=160, channels=3, side=32)
+        pictures = bright(train=160, channels=3, side=32)
         together = self.whole_network(COVERED, pictures, True)
         for row in (0, 3, 4):
             alone = self.whole_network(COVERED[row : row + 1], pictures, True, first=row)
@@ -1042,7 +939,7 @@ class TestOnAGpu:
         return stack
 
     def test_masks_and_order_equal_those_on_a_cpu(self):
-        cpu, cuda = stack_of(*MIXED), Stack(MIXED, tiny(), torch.device("cuda"))
+        cpu, cuda = stack_of(*MIXED), Stack(MIXED, bright(), torch.device("cuda"))
         for one, other in zip(cpu.segments, cuda.segments, strict=True):
             for name in ("weight", "bias"):
                 if one.regulariser.method.kind.startswith("dropconnect"):

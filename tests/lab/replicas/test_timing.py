@@ -5,32 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
+from tiny_cases import TINY, tiny
 
 from dropconnectpp.lab import device as devices
-from dropconnectpp.lab.config.protocol import Architecture, Method, Protocol, Training, paper
-from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
+from dropconnectpp.lab.config.protocol import Method, paper
 from dropconnectpp.lab.replicas import timing
 from dropconnectpp.lab.replicas.stack import Stack
 
 CPU = torch.device("cpu")
-TINY = Protocol(
-    data="tiny",
-    architecture=Architecture(maps=(2,), pooled=(True,), filter_size=3, padding=1, hidden=3),
-    training=Training(step_size=0.05, batch_size=16, epochs=2),
-)
 PREDICTIONS = {"mean", "folded", "mc30"}
-
-
-def tiny() -> Dataset:
-    random = np.random.default_rng(0)
-
-    def split(count: int) -> Split:
-        return Split(random.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8), np.arange(count) % 3)
-
-    return Dataset("tiny", split(64), split(30), ("a", "b", "c"), "", "", Provenance("made up", verified=False))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_report import fill_set
+from report_cases import fill_set
 
 from dropconnectpp.lab.report import build
 from dropconnectpp.lab.runs.store import Store

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import webbrowser
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
-from test_report import ACCURACY, Checker, chosen, contents, fill, fill_set, fill_with_evil, line_of, result, tables
+from report_cases import ACCURACY, Checker, chosen, contents, fill, fill_set, fill_with_evil, line_of, result, tables
 
 from dropconnectpp.lab.cli import main as cli
 from dropconnectpp.lab.report import ReportError, build, watch
@@ -35,12 +34,6 @@ EVIL = [
     "**<img src=x>** [x](y)",
     "日本\u200b\x07 é",
 ]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "results.sqlite") as store:
-        yield store
 
 
 def forms(store: Store, *, pictures: bool = False, **options: Any) -> dict[str, bytes]:

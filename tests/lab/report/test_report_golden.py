@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from report_cases import chosen, fill, result
 from scipy import stats
-from test_report import chosen, fill, result
 
 from dropconnectpp.lab.report import build, paper_values, report_tables
 from dropconnectpp.lab.runs.store import Store

@@ -12,24 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from run_cases import Diary
+from tiny_cases import EVALUATION, ONE_LAYER
 
-from dropconnectpp.lab.config.protocol import Architecture, Evaluation, Method, Protocol, ProtocolError, Training
+from dropconnectpp.lab.config.protocol import Method, Protocol, ProtocolError, Training
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.replicas.stack import Stack, Unit
 from dropconnectpp.lab.runs import hyperparameters as module
 from dropconnectpp.lab.runs.hyperparameters import PROVISIONAL_RATE, QUICK, Selection, select
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.runner import Outcome, Runner
-from dropconnectpp.lab.runs.session import Display
 from dropconnectpp.lab.runs.store import Row
 
 CPU = torch.device("cpu")
 OPEN = Protocol(
     data="tiny",
     method=Method(kind="dropconnect"),
-    architecture=Architecture(maps=(2,), pooled=(True,), filter_size=3, padding=1, hidden=3),
+    architecture=ONE_LAYER,
     training=Training(batch_size=16, epochs=3),
-    evaluation=Evaluation(every=2, curve_samples=2, samples=(1, 2), shares=(1.0, 0.5), predictive_samples=2),
+    evaluation=EVALUATION,
 )
 PLAIN = replace(OPEN, method=Method(kind="none"))
 SETTINGS = Selection(step_sizes=(0.001, 0.05), step_replicas=2, rates=(0.2, 0.6), rate_replicas=2, rate_epochs=1)
@@ -42,7 +43,7 @@ class Untouchable:
         raise AssertionError(f"the test set was touched: {name}")
 
 
-def tiny(test_seed: int = 1, count: int = 80) -> Dataset:
+def marked(test_seed: int = 1, count: int = 80) -> Dataset:
     def split(seed: int, count: int) -> Split:
         images = np.random.default_rng(seed).integers(0, 256, (count, 1, 8, 8), dtype=np.uint8)
         labels = np.random.default_rng(seed + 100).integers(0, 3, count)
@@ -51,18 +52,6 @@ def tiny(test_seed: int = 1, count: int = 80) -> Dataset:
 
     train, test = split(0, count), split(test_seed, 20)
     return Dataset("tiny", train, test, ("a", "b", "c"), "", "", Provenance("made up", verified=False))
-
-
-class Diary(Display):
-    def __init__(self) -> None:
-        self.groups: list[int] = []
-        self.notes: list[str] = []
-
-    def group(self, title: str, replicas: int, epochs: int, done: int) -> None:
-        self.groups.append(replicas)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 class Scripted(Runner):
@@ -82,12 +71,12 @@ class Scripted(Runner):
 
 
 def make(out: Path, dataset: Dataset | None = None, **options: Any) -> Runner:
-    found = tiny() if dataset is None else dataset
+    found = marked() if dataset is None else dataset
     return Runner(out, CPU, lambda _: found, Diary(), **options)
 
 
 def scripted(out: Path, script: Callable[[Unit], dict[str, Any]], count: int = 80) -> Scripted:
-    runner = Scripted(out, CPU, lambda _: tiny(count=count), Diary())
+    runner = Scripted(out, CPU, lambda _: marked(count=count), Diary())
     runner.script = script
     return runner
 
@@ -111,7 +100,7 @@ def rows(runner: Runner) -> list[Row]:
 
 def groups(runner: Runner) -> list[int]:
     assert isinstance(runner.display, Diary)
-    return runner.display.groups
+    return [replicas for replicas, _ in runner.display.groups]
 
 
 # ------------------------------------------------------------------------------------- what is chosen
@@ -233,7 +222,7 @@ def test_a_stop_before_a_higher_rate_keeps_the_trials_and_the_next_call_goes_on(
             return super().run(units)
 
     runner = scripted(tmp_path, script)
-    stopped = Stops(tmp_path, CPU, lambda _: tiny(), Diary())
+    stopped = Stops(tmp_path, CPU, lambda _: marked(), Diary())
     stopped.script = script
     assert select([OPEN], stopped, FARTHER) is None
     assert chosen(OPEN, runner, FARTHER).method.rate == 0.95
@@ -438,13 +427,13 @@ def test_of_a_tiny_data_set_at_least_one_example_is_held_out(tmp_path):
 
 def test_rates_are_chosen_without_a_look_at_the_test_set(tmp_path):
     fixed = replace(OPEN, training=replace(OPEN.training, step_size=0.05))
-    runner = make(tmp_path, replace(tiny(), test=Untouchable()))
+    runner = make(tmp_path, replace(marked(), test=Untouchable()))
     assert chosen(fixed, runner).complete
     assert all(0.0 <= row.results["accuracy"] <= 100.0 for row in rows(runner))
 
 
 def test_held_out_examples_are_training_examples_that_are_not_trained_on():
-    dataset = replace(tiny(), test=Untouchable())
+    dataset = replace(marked(), test=Untouchable())
     training = replace(OPEN.training, step_size=0.05, holdout=8)
     stack = Stack([Unit(replace(PLAIN, training=training), 0)], dataset, CPU)
     pictures = torch.from_numpy(dataset.train.images)
@@ -453,7 +442,7 @@ def test_held_out_examples_are_training_examples_that_are_not_trained_on():
 
 
 def test_choice_and_evidence_do_not_depend_on_the_test_set(tmp_path):
-    runners = [make(tmp_path / name, tiny(test_seed=seed)) for name, seed in (("one", 1), ("two", 2))]
+    runners = [make(tmp_path / name, marked(test_seed=seed)) for name, seed in (("one", 1), ("two", 2))]
     one, two = (chosen(OPEN, runner) for runner in runners)
     assert one == two
     assert evidence(runners[0], OPEN) == evidence(runners[1], OPEN)
@@ -545,7 +534,7 @@ def test_nobody_waits_beyond_the_time_limit(tmp_path, monkeypatch):
             return Outcome(0, len(units), False)
 
     monkeypatch.setattr(module, "_wait", lambda: pytest.fail("waited"))
-    runner = Busy(tmp_path, CPU, lambda _: tiny(), Diary(), deadline=time.monotonic() + 0.5 * module.WAIT_S)
+    runner = Busy(tmp_path, CPU, lambda _: marked(), Diary(), deadline=time.monotonic() + 0.5 * module.WAIT_S)
     assert select([PLAIN], runner, SETTINGS) is None
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from run_cases import Diary
+from tiny_cases import EVALUATION, TINY, TWO_LAYERS, tiny
 
-from dropconnectpp.lab.config.protocol import Architecture, Evaluation, Method, Protocol, ProtocolError, Training
-from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
+from dropconnectpp.lab.config.protocol import Architecture, Method, ProtocolError
 from dropconnectpp.lab.replicas import evaluation
 from dropconnectpp.lab.replicas.network import Shape
 from dropconnectpp.lab.replicas.stack import Stack, Unit
@@ -34,45 +34,13 @@ from dropconnectpp.lab.runs.session import ClaimsLostError, Display, Heartbeat, 
 from dropconnectpp.lab.runs.store import Store
 
 CPU = torch.device("cpu")
-TINY = Protocol(
-    data="tiny",
-    architecture=Architecture(maps=(2, 3), pooled=(True, False), filter_size=3, padding=1, hidden=4),
-    training=Training(step_size=0.05, batch_size=16, epochs=4),
-    evaluation=Evaluation(every=2, curve_samples=2, samples=(1, 2), shares=(1.0, 0.5), predictive_samples=2),
-)
+LONGER = replace(TINY, architecture=TWO_LAYERS, training=replace(TINY.training, epochs=4), evaluation=EVALUATION)
 METHODS = (Method(kind="none"), Method(kind="dropconnect", rate=0.5), Method())
 
 
-def tiny(name: str = "tiny") -> Dataset:
-    random = np.random.default_rng(0)
-
-    def split(count: int) -> Split:
-        return Split(random.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8), np.arange(count) % 3)
-
-    return Dataset(name, split(64), split(30), ("a", "b", "c"), "", "", Provenance("made up", verified=False))
-
-
 def units(replicas: int = 2, **training: Any) -> list[Unit]:
-    base = replace(TINY, training=replace(TINY.training, **training))
+    base = replace(LONGER, training=replace(LONGER.training, **training))
     return [Unit(replace(base, method=method), replica) for method in METHODS for replica in range(replicas)]
-
-
-class Diary(Display):
-    """Remembers what was shown."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.groups: list[tuple[int, int]] = []
-        self.epochs: list[int] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def group(self, title: str, replicas: int, epochs: int, done: int) -> None:
-        self.groups.append((replicas, done))
-
-    def epoch(self, done: int, loss: float, accuracy: float | None) -> None:
-        self.epochs.append(done)
 
 
 def make(out: Path, **options: Any) -> Runner:

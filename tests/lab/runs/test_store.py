@@ -49,15 +49,9 @@ CONTENT: dict[str, Any] = {
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "results.sqlite"
-
-
-@pytest.fixture
-def store(path: Path) -> Iterator[Store]:
-    with Store.open(path) as store:
-        store.add(PROTOCOL)
-        yield store
+def store(store: Store) -> Store:
+    store.add(PROTOCOL)
+    return store
 
 
 def other_machine() -> Owner:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,6 @@ from launch_cases import HERE, OTHER
 from torch import Tensor
 
 from dropconnectpp.lab import device as devices
-from dropconnectpp.lab.cli import main as cli
 from dropconnectpp.lab.cli import tune as tune_commands
 from dropconnectpp.lab.config.protocol import ProtocolError
 from dropconnectpp.lab.kernels import compiled, gates, launch_config, layer, local
@@ -326,21 +324,12 @@ Dcpp = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def dcpp(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Dcpp]:
+def dcpp(dcpp: Dcpp, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Dcpp]:
     """The command, with a cache folder of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv(launch_config.VARIABLE, raising=False)
     launch_config._of_card.cache_clear()
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dcpp", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        output = capsys.readouterr()
-        return int(stop.value.code or 0), output.out, output.err
-
-    yield run
+    yield dcpp
     launch_config._of_card.cache_clear()
 
 
