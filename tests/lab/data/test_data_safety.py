@@ -230,7 +230,7 @@ def test_sizes_of_tar_that_are_no_numbers(tmp_path: Path, size: bytes) -> None:
 
 def test_an_archive_that_lies_about_a_batch(tmp_path: Path) -> None:
     lie = w.tar_member(b"test_batch", b"short", size=190_000_000)
-    refused(lambda: read_archive(tmp_path / "a", gzip.compress(lie)), "a file in it is cut short, 189,999,488 bytes")
+    refused(lambda: read_archive(tmp_path / "a", gzip.compress(lie)), "a file in it is cut short: 189,999,488 bytes")
     lie = w.tar_member(b"test_batch", b"short", size=210_000_000)
     refused(
         lambda: read_archive(tmp_path / "a", lie), "test_batch claims 210,000,000 bytes, expected at most 200,000,000"
@@ -270,10 +270,10 @@ def test_a_gzip_bomb_in_place_of_an_idx_file(tmp_path: Path, monkeypatch: pytest
     refused(lambda: idx.read(tmp_path, TEN), f"{name}.gz: holds more than 1,048,576 bytes")
 
 
-def test_many_tiny_pictures_are_not_padded_to_many_large_ones(tmp_path: Path) -> None:
+def test_many_tiny_images_are_not_padded_to_many_large_ones(tmp_path: Path) -> None:
     many = struct.pack(">IIII", 0x803, 2 * MEGABYTE, 1, 1) + bytes(2 * MEGABYTE)
     w.write_files(tmp_path, {**w.idx_files(), w.IDX_NAMES[0]: many}, zipped=True)
-    refused(lambda: idx.read(tmp_path, TEN), "pictures of 1 x 1, expected 28 x 28", 12 * MEGABYTE)
+    refused(lambda: idx.read(tmp_path, TEN), "images of 1 x 1, expected 28 x 28", 12 * MEGABYTE)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes")
@@ -363,7 +363,7 @@ def test_a_name_of_a_megabyte(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- folder
 
 
-def read_picture(tmp_path: Path, data: bytes, name: str = "1.png") -> Any:
+def read_image(tmp_path: Path, data: bytes, name: str = "1.png") -> Any:
     other = w.png(np.zeros((2, 2, 3), np.uint8))
     w.write_files(tmp_path, {f"train/a/{name}": data, "train/b/2.png": other, "test/a/3.png": other})
     return folder.read(tmp_path)
@@ -373,9 +373,9 @@ def read_picture(tmp_path: Path, data: bytes, name: str = "1.png") -> Any:
     "claim", [(10_000, 5_001), (9_500, 9_500), (2**31 - 1, 2**31 - 1), (2**32 - 1, 1), (1, 2**31 - 1)]
 )
 def test_a_png_that_claims_an_enormous_size(tmp_path: Path, claim: tuple[int, int], recwarn: Any) -> None:
-    data = w.png(w.pictures(1, 1, 3), claim)
-    read_picture(tmp_path, w.png(w.pictures(1, 1, 3)))  # so that importing Pillow is not counted
-    refused(lambda: read_picture(tmp_path, data), "1.png: (claims|cannot be read as a picture)")
+    data = w.png(w.random_images(1, 1, 3), claim)
+    read_image(tmp_path, w.png(w.random_images(1, 1, 3)))  # so that importing Pillow is not counted
+    refused(lambda: read_image(tmp_path, data), "1.png: (claims|cannot be read as an image)")
     assert not recwarn.list
 
 
@@ -386,21 +386,21 @@ def test_a_webp_that_claims_an_enormous_size(tmp_path: Path) -> None:
     canvas = struct.pack("<I", 2**24 - 1)[:3] * 2
     body = b"WEBPVP8X" + struct.pack("<I", 10) + b"\x02\0\0\0" + canvas
     data = b"RIFF" + struct.pack("<I", len(body)) + body
-    refused(lambda: read_picture(tmp_path, data, "1.webp"), "1.webp: cannot be read as a picture")
+    refused(lambda: read_image(tmp_path, data, "1.webp"), "1.webp: cannot be read as an image")
 
 
 @pytest.mark.parametrize("kind", [b"zTXt", b"iTXt", b"iCCP"])
 def test_a_png_with_a_bomb_for_text(tmp_path: Path, kind: bytes) -> None:
-    good = w.png(w.pictures(1, 1, 3))
+    good = w.png(w.random_images(1, 1, 3))
     packed = zlib.compress(bytes(64 * MEGABYTE))
     content = b"a\0\x01\0\0\0" + packed if kind == b"iTXt" else b"a\0\0" + packed
     data = good[:33] + w.png_chunk(kind, content) + good[33:]
-    read_picture(tmp_path, good)
+    read_image(tmp_path, good)
     with little_memory(16 * MEGABYTE):
         try:
-            assert read_picture(tmp_path, data).train.images.shape == (2, 3, 32, 32)
+            assert read_image(tmp_path, data).train.images.shape == (2, 3, 32, 32)
         except DataError as error:
-            assert "1.png: cannot be read as a picture" in str(error)  # noqa: PT017
+            assert "1.png: cannot be read as an image" in str(error)  # noqa: PT017
 
 
 def test_a_png_with_a_bomb_for_pixels(tmp_path: Path) -> None:
@@ -408,10 +408,10 @@ def test_a_png_with_a_bomb_for_pixels(tmp_path: Path) -> None:
     head = struct.pack(">IIBBBBB", 2, 2, 8, 2, 0, 0, 0)
     data = b"\x89PNG\r\n\x1a\n" + w.png_chunk(b"IHDR", head) + w.png_chunk(b"IDAT", rows) + w.png_chunk(b"IEND", b"")
     with little_memory():
-        assert read_picture(tmp_path, data).train.images[0].sum() == 0
+        assert read_image(tmp_path, data).train.images[0].sum() == 0
 
 
-def test_a_picture_in_another_format_is_not_opened(tmp_path: Path) -> None:
+def test_an_image_in_another_format_is_not_opened(tmp_path: Path) -> None:
     for kind in ("GIF", "TIFF", "BMP", "PPM"):
-        with pytest.raises(DataError, match="cannot be read as a picture"):
-            read_picture(tmp_path, w.encoded(w.pictures(9, 9, 3), kind))
+        with pytest.raises(DataError, match="cannot be read as an image"):
+            read_image(tmp_path, w.encoded(w.random_images(9, 9, 3), kind))

@@ -1,4 +1,4 @@
-"""Standardised pictures: zero mean, unit variance, over what was asked, on any device."""
+"""Standardised images: zero mean, unit variance, over what was asked, on any device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def images() -> torch.Tensor:
     return torch.randint(0, 256, (6, 2, 32, 32), dtype=torch.uint8)
 
 
-def test_each_picture_has_zero_mean_and_unit_variance_as_a_whole(images):
+def test_each_image_has_zero_mean_and_unit_variance_as_a_whole(images):
     values = standardise(images, dtype=torch.float64)
     oracle = images.numpy().astype(np.float64)
     axes = (1, 2, 3)
@@ -34,12 +34,12 @@ def test_a_stereo_pair_can_be_standardised_per_camera(images):
 @pytest.mark.parametrize("scope", ["image", "channel"])
 @pytest.mark.parametrize("level", [0, 7, 255])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_constant_picture_becomes_zero(scope, level, dtype):
+def test_a_constant_image_becomes_zero(scope, level, dtype):
     values = standardise(torch.full((1, 3, 32, 32), level, dtype=torch.uint8), Normalisation(scope=scope), dtype=dtype)
     assert not values.any()
 
 
-def test_the_faintest_picture_is_not_taken_for_a_constant():
+def test_the_faintest_image_is_not_taken_for_a_constant():
     faint = torch.full((1, 3, 32, 32), 255, dtype=torch.uint8)
     faint[0, 0, 0, 0] = 254
     assert standardise(faint, dtype=torch.float32).square().mean().item() == pytest.approx(1.0, abs=1e-3)
@@ -80,14 +80,14 @@ def test_local_contrast_against_a_slow_loop():
         images, Normalisation(local_contrast=True, window=window, scope="data-set"), dtype=torch.float64
     )
 
-    def mean_around(picture: np.ndarray, y: int, x: int) -> float:
+    def mean_around(image: np.ndarray, y: int, x: int) -> float:
         reach = window // 2
-        return float(picture[:, max(0, y - reach) : y + reach + 1, max(0, x - reach) : x + reach + 1].mean())
+        return float(image[:, max(0, y - reach) : y + reach + 1, max(0, x - reach) : x + reach + 1].mean())
 
-    for picture, result in zip(images.numpy().astype(np.float64), values.numpy(), strict=True):
-        height, width = picture.shape[1:]
+    for image, result in zip(images.numpy().astype(np.float64), values.numpy(), strict=True):
+        height, width = image.shape[1:]
         grid = [(y, x) for y in range(height) for x in range(width)]
-        centred = picture - np.array([mean_around(picture, y, x) for y, x in grid]).reshape(1, height, width)
+        centred = image - np.array([mean_around(image, y, x) for y, x in grid]).reshape(1, height, width)
         spread = np.sqrt(np.array([mean_around(centred**2, y, x) for y, x in grid]).reshape(1, height, width))
         assert np.allclose(result, centred / np.maximum(spread, max(spread.mean(), 1.0)), atol=1e-12)
 

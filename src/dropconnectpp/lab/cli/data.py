@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 from rich.table import Table
 
 from dropconnectpp.lab import data
-from dropconnectpp.lab.data.download import Progress as Report
+from dropconnectpp.lab.data.download import ProgressCallback as Report
 
 app = typer.Typer(
     no_args_is_help=True, help="Get and check data sets: the paper's, the embedded one, your own pictures."

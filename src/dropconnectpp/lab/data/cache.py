@@ -1,6 +1,6 @@
-"""Prepared data sets on disk: plain `.npy` files that processes map into memory, with their checksums.
+"""Prepared data sets on disk: plain `.npy` files, with their checksums, that processes map into memory.
 
-A data set's folder appears whole or not at all: it is written beside its place and then renamed.
+A data set's folder appears complete or not at all: it is written under another name and then renamed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dropconnectpp.lab.cache_dir import cache_directory
 from dropconnectpp.lab.data.dataset import Arrays, DataError, Dataset, Provenance, Split
-from dropconnectpp.lab.data.download import Progress, silent
+from dropconnectpp.lab.data.download import ProgressCallback, silent
 
 FORMAT = 1
 DESCRIPTION = "description.json"
@@ -30,7 +30,7 @@ ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 def data_directory(given: Path | str | None = None) -> Path:
-    """Where prepared data sets live: the argument, else `DCPP_DATA`, else the user's cache folder."""
+    """Where prepared data sets are stored: the argument, else `DCPP_DATA`, else the user's cache folder."""
     if given is not None:
         return Path(given).expanduser()
     if value := os.environ.get("DCPP_DATA"):
@@ -39,10 +39,10 @@ def data_directory(given: Path | str | None = None) -> Path:
 
 
 @contextmanager
-def locked(directory: Path, key: str, progress: Progress = silent) -> Iterator[Path]:
-    """Only one process at a time prepares a data set; gives a fresh work folder that is removed afterwards.
+def locked(directory: Path, key: str, progress: ProgressCallback = silent) -> Iterator[Path]:
+    """Let one process at a time prepare a data set; yield a fresh work folder, which is removed afterwards.
 
-    The operating system drops the lock of a process that dies, and what it left is cleared here.
+    The operating system releases the lock of a process that dies; the files it left behind are removed here.
     """
     from filelock import FileLock, Timeout
 
@@ -52,7 +52,7 @@ def locked(directory: Path, key: str, progress: Progress = silent) -> Iterator[P
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            progress("waiting for another process that prepares it", 0, None)
+            progress("waiting for another process that is preparing it", 0, None)
             lock.acquire()
     except OSError as error:
         raise DataError(
@@ -65,7 +65,7 @@ def locked(directory: Path, key: str, progress: Progress = silent) -> Iterator[P
         try:
             yield work
         except OSError as error:
-            raise DataError(f"{directory}: {error}. Nothing was changed; free some space and try again.") from error
+            raise DataError(f"{directory}: {error}. Nothing was changed. Free some space and try again.") from error
         finally:
             shutil.rmtree(work, ignore_errors=True)
     finally:
@@ -73,7 +73,7 @@ def locked(directory: Path, key: str, progress: Progress = silent) -> Iterator[P
 
 
 def write(place: Path, work: Path, dataset: Dataset, fingerprint: str = "") -> None:
-    """Put a data set at ``place``, replacing what was there only once everything is on the disk."""
+    """Store a data set at ``place``; what was there is replaced only once everything is on disk."""
     new = work / "new"
     new.mkdir()
     sums = {}
@@ -107,16 +107,18 @@ def describe(place: Path) -> dict[str, Any]:
         if path.stat().st_size > DESCRIPTION_LIMIT:
             raise ValueError("too large")
         description = json.loads(path.read_text(encoding="utf-8"))
-        form = description["format"]
-        if form == FORMAT:
+        found = description["format"]
+        if found == FORMAT:
             return dict(description)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path}: damaged ({error}). Fetch the data set again with --force.") from error
-    raise DataError(f"{path}: format {form}, this version reads {FORMAT}. Fetch the data set again with --force.")
+    raise DataError(
+        f"{path}: has format {found}; this version reads format {FORMAT}. Fetch the data set again with --force."
+    )
 
 
 def read(place: Path) -> Dataset:
-    """Open a prepared data set: the arrays are mapped, read-only, not loaded."""
+    """Open a prepared data set; its arrays are mapped into memory read-only, not loaded."""
     description = describe(place)
     try:
         arrays = {name: _map(place / f"{name}.npy", description["arrays"][name]) for name in ARRAYS}
@@ -133,8 +135,8 @@ def read(place: Path) -> Dataset:
         raise DataError(f"{place}: damaged ({error}). Fetch the data set again with --force.") from error
 
 
-def verify(place: Path, progress: Progress = silent) -> Dataset:
-    """Open a prepared data set after comparing every file with the checksum written when it was made."""
+def verify(place: Path, progress: ProgressCallback = silent) -> Dataset:
+    """Open a prepared data set after comparing every file with the checksum recorded when it was prepared."""
     description = describe(place)
     dataset = read(place)
     for done, name in enumerate(ARRAYS):
@@ -142,15 +144,15 @@ def verify(place: Path, progress: Progress = silent) -> Dataset:
         found, expected = _sha256(place / f"{name}.npy"), description["arrays"][name].get("sha256")
         if found != expected:
             raise DataError(
-                f"{place / name}.npy: its sha256 is {found}, expected {expected}. It has changed since it was made; "
-                "fetch the data set again with --force."
+                f"{place / name}.npy: its sha256 is {found}, expected {expected}. The file has changed since it was "
+                "prepared. Fetch the data set again with --force."
             )
     progress("verifying", len(ARRAYS), len(ARRAYS))
     return dataset
 
 
 def from_arrays(arrays: Arrays, name: str, licence: str, citation: str, provenance: Provenance) -> Dataset:
-    """A data set from what a reader gave."""
+    """A data set from the arrays that a reader returned."""
     return Dataset(name, arrays.train, arrays.test, arrays.classes, licence, citation, provenance)
 
 

@@ -1,4 +1,4 @@
-"""The data sets by name: their files, official addresses and checksums, classes, licences, citations."""
+"""The catalogue of data sets: for each name its files, official address, checksums, classes, licence and citation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Entry:
     name: str
     title: str
     counts: tuple[int, int]
-    """Training and test pictures."""
+    """Numbers of training and test images."""
     shape: tuple[int, int, int]
     classes: tuple[str, ...]
     licence: str
@@ -30,20 +30,20 @@ class Entry:
     downloads: tuple[str, ...] = ()
     """Names of the files to download from `address`."""
     official: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """md5 or sha256 sums by file name: first of the file as it is published, then of what is inside its gzip."""
+    """md5 or sha256 sums by file name: first of the published file, then of the content of its gzip."""
     single: bool = False
-    """`read` takes the one downloaded archive rather than a folder of files."""
+    """Whether `read` takes the one downloaded archive instead of a folder of files."""
     system_folder: Path | None = None
-    """Where a package of the operating system puts the files."""
+    """Where an operating system's package installs the files."""
 
     @property
     def embedded(self) -> bool:
-        """It comes with this package: there is nothing to fetch."""
+        """Whether it comes with this package, so that there is nothing to fetch."""
         return not self.downloads
 
 
 def entry_named(name: str) -> Entry:
-    """The catalogue's entry, or an error that lists the names there are."""
+    """The entry of that name, or an error that lists the names."""
     try:
         return CATALOGUE[name]
     except KeyError:
@@ -105,7 +105,7 @@ NORB_SUMS = {  # of the .gz files
     f"{norb.STEMS[1]}-cat.mat": "ecaf6d5bb8c3bc5eab9cf0258f6d2198dd474e016e374836fc097f2e5ff509ff",
     f"{norb.STEMS[1]}-info.mat": "16adf314226327ee006d1a44db8cfef52773c06c829951d5653a9f6f310248a2",
 }
-FASHION_SUMS = {  # of the .gz files, and of what is inside them
+FASHION_SUMS = {  # of the .gz files, and of their contents
     "train-images-idx3-ubyte": ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
     "train-labels-idx1-ubyte": ("25c81989df183df01b3e8a0aad5dffbe", "9018921c3c673c538a1fc5bad174d6f9"),
     "t10k-images-idx3-ubyte": ("bef4ecab320f06d8554ea6380940ec79", "8181f5470baa50b63fa0f6fddb340f0a"),
@@ -214,7 +214,7 @@ _ENTRIES = [
     ),
     Entry(
         name="fashion-mini",
-        title="Fashion-MNIST in small: 7,500 pictures that come with this package",
+        title="Fashion-MNIST in small: 7,500 images that come with this package",
         counts=(6_000, 1_500),
         shape=(1, 32, 32),
         classes=FASHION,

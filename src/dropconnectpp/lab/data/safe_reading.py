@@ -1,4 +1,4 @@
-"""Reading files that come from strangers: sizes are checked before anything is allocated."""
+"""Read untrusted files: every size is checked before memory is allocated for it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ BLOCK = 512
 
 
 def read_limited(stream: IO[bytes], limit: int, source: object) -> bytes:
-    """All of a stream, refused as soon as it proves longer than ``limit`` bytes."""
+    """The whole of a stream; raise as soon as it proves longer than ``limit`` bytes."""
     gathered = io.BytesIO()
     try:
         while part := stream.read(STEP):
             if gathered.tell() + len(part) > limit:
                 raise DataError(
-                    f"{source}: holds more than {limit:,} bytes; it is not the file it should be. Get the file again."
+                    f"{source}: holds more than {limit:,} bytes, so it is not the expected file. Get the file again."
                 )
             gathered.write(part)
     except (OSError, EOFError, zlib.error) as error:
@@ -37,7 +37,7 @@ def read_limited(stream: IO[bytes], limit: int, source: object) -> bytes:
 
 @contextmanager
 def _unpacked(path: Path) -> Iterator[IO[bytes]]:
-    """Open a plain or gzip file, told apart by its first bytes; what goes wrong becomes `DataError`."""
+    """Open a plain or gzip file, told apart by the first bytes; an error while reading becomes a `DataError`."""
     if path.is_dir():
         raise DataError(f"{path}: is a folder, expected a file.")
     if not path.is_file():  # a pipe or a device might never end
@@ -56,13 +56,13 @@ def _unpacked(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """A plain or gzip file of at most ``limit`` bytes unpacked."""
+    """The content of a plain or gzip file, at most ``limit`` bytes when unpacked."""
     with _unpacked(path) as stream:
         return read_limited(stream, limit, path)
 
 
 def find_plain_or_gzip(folder: Path, names: list[str]) -> dict[str, Path]:
-    """Each file of a folder as it is there, plain or with .gz, by its plain name; all must be there."""
+    """The path of each file, plain or ending in .gz, by its plain name; raise if one is missing."""
     found = {name: [p for p in (folder / name, folder / f"{name}.gz") if p.is_file()] for name in names}
     if missing := [name for name, files in found.items() if not files]:
         raise DataError(f"{folder}: {', '.join(missing)} missing, plain or .gz. All {len(names)} files are needed.")
@@ -72,10 +72,10 @@ def find_plain_or_gzip(folder: Path, names: list[str]) -> dict[str, Path]:
 def read_tar(
     path: Path, wanted: Callable[[str], bool], *, file_limit: int, total_limit: int
 ) -> Iterator[tuple[str, bytes]]:
-    """The wanted files of a tar archive, plain or gzipped, by base name; nothing is written anywhere.
+    """The wanted files of a tar archive, plain or gzipped, by base name; nothing is written to disk.
 
-    Only plain files count, and a name never becomes a path. Python's `tarfile` also obeys the format's
-    extensions, which let a file ask for any amount of memory or recursion; here they are passed over.
+    Only plain files count, and a name never becomes a path. Python's `tarfile` also follows the format's
+    extensions, which let a file demand any amount of memory or recursion; here they are skipped.
     """
     left = total_limit
 
@@ -84,7 +84,7 @@ def read_tar(
         left -= size
         if left < 0:
             raise DataError(
-                f"{path}: unpacks to more than {total_limit:,} bytes; it is not the archive it should be. "
+                f"{path}: unpacks to more than {total_limit:,} bytes, so it is not the expected archive. "
                 "Get the file again."
             )
 
@@ -94,7 +94,7 @@ def read_tar(
                 raise DataError(f"{path}: damaged, cut short or not a tar archive. Get the file again.")
             name = header[:100].partition(b"\0")[0].rpartition(b"/")[2].decode("ascii", "replace")
             kind = header[156:157]
-            # Links, devices, folders and pipes have no content, whatever their header says.
+            # Links, devices, folders and pipes have no content, whatever their headers say.
             size = 0 if kind in b"123456" else _octal(header[124:136])
             spend(BLOCK + size)
             chosen = kind in (b"0", b"\0") and wanted(name)
@@ -115,23 +115,23 @@ def read_tar(
 
 
 def _octal(field: bytes) -> int:
-    """A number of a tar header; one that is none becomes larger than any limit."""
+    """A number in a tar header. A field that is not a number becomes larger than any limit."""
     digits = field.partition(b"\0")[0].strip(b" ")
     return int(digits, 8) if digits and not digits.strip(b"01234567") else 2**63
 
 
 def _pieces(stream: IO[bytes], size: int, path: Path) -> Iterator[bytes]:
-    """The next ``size`` bytes piece by piece, so that a false size costs no memory."""
+    """The next ``size`` bytes in pieces, so that a false size costs no memory."""
     while size:
         piece = stream.read(min(size, STEP))
         if not piece:
-            raise DataError(f"{path}: a file in it is cut short, {size:,} bytes are missing. Get the archive again.")
+            raise DataError(f"{path}: a file in it is cut short: {size:,} bytes are missing. Get the archive again.")
         size -= len(piece)
         yield piece
 
 
 def as_bytes(data: bytes, shape: tuple[int, ...], offset: int, source: object) -> NDArray[np.uint8]:
-    """Bytes from ``offset`` on as an array of ``shape``: the promise of a header against what is there."""
+    """The bytes from ``offset`` on as an array of ``shape``, if there are exactly as many as the header promises."""
     promised = 1
     for side in shape:
         promised *= side  # Python's own integers: a header cannot make this overflow

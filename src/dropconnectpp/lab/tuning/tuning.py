@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dropconnectpp.lab.config.protocol import ProtocolError
-from dropconnectpp.lab.data.download import Progress, silent
+from dropconnectpp.lab.data.download import ProgressCallback, silent
 from dropconnectpp.lab.kernels.gates import Adagrad, FixedGate, Gate, LearnedGate, update_gate_
 from dropconnectpp.lab.kernels.launch_config import DEFAULTS, Launch, Launches, using
 from dropconnectpp.lab.kernels.local import LocalGate
@@ -70,7 +70,7 @@ def tune(
     *,
     groups: Sequence[Group] = GROUPS,
     deadline: float = float("inf"),
-    progress: Progress = silent,
+    progress: ProgressCallback = silent,
 ) -> Iterator[Choice]:
     """The best launch of each group, on benches of theirs; none is begun after the deadline, by `time.monotonic`.
 

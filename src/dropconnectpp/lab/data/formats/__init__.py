@@ -1,1 +1,1 @@
-"""One reader for each file format."""
+"""Readers, one for each file format: `find` names the files, `read` returns their arrays."""

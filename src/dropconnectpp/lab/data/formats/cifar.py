@@ -1,6 +1,6 @@
-"""CIFAR-10 and CIFAR-100: the official python archive, the binary one, or either one's folder.
+"""Read CIFAR-10 and CIFAR-100 from the official python or binary archive, or from an unpacked folder of either.
 
-Shapes: N pictures of 3 x 32 x 32, as R, G and B planes.
+Shapes: N images of 3 x 32 x 32, as R, G and B planes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ PIXELS = 3 * 32 * 32
 FILE_LIMIT = 200_000_000
 TOTAL_LIMIT = 400_000_000
 INSTRUCTION_LIMIT = 1_000_000
-"""Of one pickle; the largest official one has some 200,000."""
+"""Most instructions of one pickle; the largest official one has about 200,000."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """How one of the two sets names its files and labels."""
+    """How CIFAR-10 or CIFAR-100 names its files and labels."""
 
     python_train: tuple[str, ...]
     python_test: str
@@ -34,7 +34,7 @@ class Variant:
     binary_test: str
     label_key: str
     label_bytes: int
-    """Label bytes before each picture of the binary version; the last is the one that counts."""
+    """Label bytes before each image of the binary version; the last is the one that counts."""
 
     @property
     def sets(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -43,7 +43,7 @@ class Variant:
 
     @property
     def listed(self) -> str:
-        """Every file that may hold pictures, for messages."""
+        """Every file that may hold images, for error messages."""
         return ", ".join(name for names in self.sets for name in names)
 
 
@@ -59,7 +59,7 @@ CIFAR100 = Variant(("train",), "test", ("train.bin",), "test.bin", "fine_labels"
 
 
 def find(path: Path, variant: Variant) -> dict[str, Path]:
-    """The files that would be read, by name: the archive itself, or the python or binary files of a folder."""
+    """The files that `read` would read, by name: the archive itself, or the python or binary files of a folder."""
     if not path.is_dir():
         if not path.is_file():
             raise DataError(f"{path}: there is no such file or folder.")
@@ -77,7 +77,7 @@ def find(path: Path, variant: Variant) -> dict[str, Path]:
 
 
 def read(path: Path, variant: Variant, classes: tuple[str, ...]) -> Arrays:
-    """Read an archive or a folder; python or binary is told by the names of the files inside."""
+    """Read an archive or a folder; the names of the files inside tell python from binary."""
     parts: dict[str, Split] = {}
     for name, data in _contents(path, variant):
         if name in parts:
@@ -108,7 +108,7 @@ def _decode_binary(data: bytes, variant: Variant, source: str) -> Split:
     record = variant.label_bytes + PIXELS
     count, rest = divmod(len(data), record)
     if rest or not count:
-        raise DataError(f"{source}: {len(data):,} bytes are no whole number of records of {record}. Get it again.")
+        raise DataError(f"{source}: {len(data):,} bytes are not a whole number of {record}-byte records. Get it again.")
     rows = as_bytes(data, (count, record), 0, source)
     images = rows[:, variant.label_bytes :].reshape(count, 3, 32, 32)
     return Split(images, rows[:, variant.label_bytes - 1].astype(np.int64))
@@ -124,9 +124,9 @@ def _decode_python(data: bytes, variant: Variant, source: str) -> Split:
         raise DataError(f"{source}: its labels are not whole numbers. Get the file again.")
     array = pixels.to_numpy(source)
     if array.ndim != 2 or array.shape[1] != PIXELS:
-        raise DataError(f"{source}: pictures of shape {array.shape}, expected (N, {PIXELS}). Get the file again.")
+        raise DataError(f"{source}: images of shape {array.shape}, expected (N, {PIXELS}). Get the file again.")
     if len(labels) != len(array):
-        raise DataError(f"{source}: {len(labels)} labels for {len(array)} pictures. Get the file again.")
+        raise DataError(f"{source}: {len(labels)} labels for {len(array)} images. Get the file again.")
     return Split(array.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64))
 
 
@@ -134,27 +134,27 @@ def _decode_python(data: bytes, variant: Variant, source: str) -> Split:
 
 
 class _Dtype:
-    """Stands in for numpy.dtype: remembers what it was asked to be."""
+    """Stands in for numpy.dtype: keeps the type code it was given."""
 
     def __init__(self, code: Any, *_: Any) -> None:
         self.code = code
 
     def build(self, state: Any) -> None:
-        """Byte order and flags: nothing that matters for bytes."""
+        """Ignore byte order and flags: neither matters for bytes."""
 
 
 class _Array:
-    """Stands in for numpy.ndarray: remembers its state and builds nothing until it was checked."""
+    """Stands in for numpy.ndarray: keeps its state and builds nothing until the state has been checked."""
 
     def __init__(self, *_: Any) -> None:
         self.state: Any = None
 
     def build(self, state: Any) -> None:
-        """Version, shape, type, whether in Fortran's order, content."""
+        """Keep version, shape, type, whether the order is Fortran's, and content."""
         self.state = state
 
     def to_numpy(self, source: str) -> NDArray[np.uint8]:
-        """The array, if the state describes plain bytes of the right number."""
+        """The array, if the state describes as many plain bytes as its shape needs."""
         if not isinstance(self.state, tuple) or len(self.state) != 5:
             raise DataError(f"{source}: its array is damaged. Get the file again.")
         _, shape, dtype, fortran, data = self.state
@@ -170,14 +170,14 @@ class _Array:
 
 
 def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
-    """Stands in for how numpy writes an array with pickle's protocol 5."""
+    """Stands in for the function by which numpy writes an array with pickle protocol 5."""
     array = _Array()
     array.build((1, shape, dtype, order != "C", data))
     return array
 
 
 def _as_it_is(text: Any, encoding: Any) -> Any:
-    """Stands in for _codecs.encode, by which Python 3 writes bytes with protocol 2: `to_numpy` encodes, once."""
+    """Stands in for _codecs.encode, by which Python 3 writes bytes with protocol 2; `to_numpy` encodes them later."""
     if encoding != "latin1":
         raise DataError("has bytes in an encoding that no CIFAR file has")
     return text
@@ -195,14 +195,14 @@ _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 class _Name(NamedTuple):
-    """A function that a pickle asked for, and that is in the list."""
+    """A function that a pickle asked for and that is allowed."""
 
     module: str
     name: str
 
 
 def _allowed(module: Any, name: Any) -> _Name:
-    """A name from the list; anything else is refused before it can run."""
+    """A name from the list of allowed functions; anything else is refused before it can run."""
     if not (isinstance(module, str) and isinstance(name, str) and (module, name) in _ALLOWED):
         asked = f"{module}.{name}"[:80] if isinstance(module, str) and isinstance(name, str) else "something nameless"
         raise DataError(f"asks for {asked!a}, which no CIFAR file contains: it may be malicious and was not run")
@@ -219,8 +219,8 @@ _CONSTANTS = {
 def _run(data: bytes) -> Any:
     """Run the few pickle instructions that CIFAR's files use and refuse all others.
 
-    Python's unpicklers can be made to hash, recurse and allocate without bounds; this one cannot. Strings of
-    Python 2 are left as text, a character for each byte.
+    Python's unpicklers can be made to hash, recurse and allocate without bound; this one cannot. Strings from
+    Python 2 stay text, with one character for each byte.
     """
     stack: list[Any] = []
     marks: list[int] = []

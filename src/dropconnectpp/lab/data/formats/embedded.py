@@ -1,4 +1,4 @@
-"""`fashion-mini`: 6,000 + 1,500 pictures of Fashion-MNIST that come with this package.
+"""Read `fashion-mini`: 6,000 training and 1,500 test images of Fashion-MNIST that come with this package.
 
 Fashion-MNIST is under the MIT licence, (c) 2017 Zalando SE; its notice is in `fashion_mini.LICENSE`.
 """
@@ -17,12 +17,12 @@ from dropconnectpp.lab.data.safe_reading import read_limited
 
 FILE = Path(__file__).with_name("fashion_mini.npz.xz")
 COUNTS = (600, 150)
-"""Pictures of each class: training, test."""
+"""Images of each class: training, test."""
 LIMIT = 8_000_000
 
 
 def read(classes: tuple[str, ...]) -> Arrays:
-    """Unpack the embedded set, about a quarter of a second."""
+    """Unpack the embedded set; this takes about a quarter of a second."""
     try:
         with lzma.open(FILE) as stream:
             data = read_limited(stream, LIMIT, FILE)
@@ -37,7 +37,7 @@ def read(classes: tuple[str, ...]) -> Arrays:
 
 
 def build(full: Arrays) -> bytes:
-    """The embedded file's bytes from the whole of Fashion-MNIST: the first pictures of each class, in their order."""
+    """The embedded file's bytes, made from all of Fashion-MNIST: the first images of each class, in their order."""
     arrays = {}
     for name, split, count in (("train", full.train, COUNTS[0]), ("test", full.test, COUNTS[1])):
         firsts = [np.flatnonzero(split.labels == label)[:count] for label in range(len(full.classes))]

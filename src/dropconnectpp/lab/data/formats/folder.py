@@ -1,4 +1,4 @@
-"""Anybody's own pictures: a folder per class of PNG, JPEG or WebP files, resized to 32 x 32."""
+"""Read your own images: one folder per class of PNG, JPEG or WebP files, resized to 32 x 32."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from dropconnectpp.lab.data.dataset import Arrays, DataError, Split, check_array
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
 SIDE = 32
 PIXEL_LIMIT = 50_000_000
-"""The largest picture that is decoded; a small file can claim far more than memory holds."""
+"""Pixels of the largest image that is decoded; a small file can claim far more than memory holds."""
 FILE_LIMIT = 200_000_000
 
-Progress = Callable[[int, int], None]
 
-
-def read(path: Path, *, test_share: float = 0.2, seed: int = 0, progress: Progress | None = None) -> Arrays:
+def read(
+    path: Path, *, test_share: float = 0.2, seed: int = 0, progress: Callable[[int, int], None] | None = None
+) -> Arrays:
     """Read `train/CLASS/*.png` and `test/CLASS/*.png`, or split `CLASS/*.png` by a seed.
 
-    Without `train` and `test` each picture's name decides its side, so adding pictures moves none.
+    Without `train` and `test`, each file's name decides its split, so adding images moves none.
+    ``progress`` is called with the number of images read and the number of all.
     """
     if not path.is_dir():
         raise DataError(f"{path}: there is no such folder.")
@@ -43,7 +44,9 @@ def read(path: Path, *, test_share: float = 0.2, seed: int = 0, progress: Progre
         )
     if odd := [name for name in classes if not name.isprintable()]:
         raise DataError(f"{path}: the folder {odd[0]!a} has a name that cannot be printed. Rename it.")
-    files = [[(file, label) for label, name in enumerate(classes) for file in _pictures(root / name)] for root in roots]
+    files = [
+        [(file, label) for label, name in enumerate(classes) for file in _image_files(root / name)] for root in roots
+    ]
     if len(roots) == 1:
         chosen = [_in_test(file.relative_to(path), test_share, seed) for file, _ in files[0]]
         files = [
@@ -51,9 +54,7 @@ def read(path: Path, *, test_share: float = 0.2, seed: int = 0, progress: Progre
         ]
     for name, side in zip(("training", "test"), files, strict=True):
         if not side:
-            raise DataError(
-                f"{path}: there is no {name} picture. Add pictures, or put them in folders 'train' and 'test'."
-            )
+            raise DataError(f"{path}: there is no {name} image. Add images, or put them in folders 'train' and 'test'.")
     total, done = sum(map(len, files)), 0
     splits = []
     for side in files:
@@ -68,7 +69,7 @@ def read(path: Path, *, test_share: float = 0.2, seed: int = 0, progress: Progre
 
 
 def fingerprint(path: Path) -> str:
-    """Changes when a picture is added, removed or altered: the name of the folder's cache."""
+    """A digest that changes when an image is added, removed or altered."""
     digest = hashlib.sha256(os.fsencode(path.resolve()))
     for file in sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file()):
         state = file.stat()
@@ -77,10 +78,10 @@ def fingerprint(path: Path) -> str:
 
 
 def _is_class(child: Path) -> bool:
-    return child.is_dir() and not child.name.startswith(".") and any(_pictures(child))
+    return child.is_dir() and not child.name.startswith(".") and any(_image_files(child))
 
 
-def _pictures(folder: Path) -> list[Path]:
+def _image_files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
 
 
@@ -96,22 +97,22 @@ def _decode(file: Path) -> Any:  # (3, 32, 32) of uint8
         if file.stat().st_size > FILE_LIMIT:
             raise DataError(f"{file}: has more than {FILE_LIMIT:,} bytes. Shrink it first.")
         with warnings.catch_warnings():
-            # Pillow warns of pictures it reads well, and of sizes that are checked here.
+            # Pillow warns about images that it reads well, and about sizes that are checked here.
             warnings.simplefilter("ignore")
-            with Image.open(file, formats=("PNG", "JPEG", "WEBP")) as picture:
-                width, height = picture.size
+            with Image.open(file, formats=("PNG", "JPEG", "WEBP")) as image:
+                width, height = image.size
                 if width * height > PIXEL_LIMIT:
                     raise DataError(
                         f"{file}: claims {width} x {height} pixels, more than {PIXEL_LIMIT:,}. Shrink it first."
                     )
-                whole: Image.Image = picture
-                if picture.mode.startswith("I"):  # 16 bits of grey, which Pillow would clip to white
-                    whole = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-                rule = Image.Resampling.BOX if min(picture.size) >= SIDE else Image.Resampling.BICUBIC
+                whole: Image.Image = image
+                if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would clip to white
+                    whole = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+                rule = Image.Resampling.BOX if min(image.size) >= SIDE else Image.Resampling.BICUBIC
                 return np.asarray(whole.convert("RGB").resize((SIDE, SIDE), rule)).transpose(2, 0, 1)
     except DataError:
         raise
-    except Exception as error:  # Pillow raises many kinds of error for a damaged picture
+    except Exception as error:  # Pillow raises many kinds of error for a damaged image
         raise DataError(
-            f"{file}: cannot be read as a picture ({type(error).__name__}: {error}). Remove or repair it."
+            f"{file}: cannot be read as an image ({type(error).__name__}: {error}). Remove or repair it."
         ) from error

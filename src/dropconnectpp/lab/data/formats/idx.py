@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: idx files, plain or gzipped, padded from 28 x 28 to 32 x 32."""
+"""Read MNIST and Fashion-MNIST: idx files, plain or gzipped, padded from 28 x 28 to 32 x 32."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dropconnectpp.lab.data.safe_reading import as_bytes, find_plain_or_gzip, re
 FILE_LIMIT = 100_000_000
 SPLITS = ("train", "t10k")
 KINDS = {"images-idx3": 3, "labels-idx1": 1}
-"""The middle of a file's name, and the axes it has."""
+"""The middle of a file's name, and its number of axes."""
 SIDE, BORDER = 28, 2
 
 
 def find(folder: Path) -> dict[str, Path]:
-    """The four files that would be read, each plain or ending in .gz, by their plain names."""
+    """The four files that `read` would read, each plain or ending in .gz, by their plain names."""
     return find_plain_or_gzip(folder, [f"{split}-{kind}-ubyte" for split in SPLITS for kind in KINDS])
 
 
@@ -34,7 +34,7 @@ def read(folder: Path, classes: tuple[str, ...]) -> Arrays:
 
 
 def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
-    """One idx file of bytes with ``axes`` axes."""
+    """One idx file of unsigned bytes with ``axes`` axes."""
     data = read_file(path, FILE_LIMIT)
     start = 4 + 4 * axes
     if len(data) < start or data[:4] != bytes([0, 0, 8, axes]):
@@ -44,11 +44,11 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
 
 
 def pad(images: NDArray[np.uint8], source: object) -> NDArray[np.uint8]:  # (N, H, W) -> (N, 1, 32, 32)
-    """Pictures of 28 x 28 in the middle of a black 32 x 32 square."""
-    # Smaller pictures are refused too: padded they could fill a thousand times the memory of the file.
+    """Images of 28 x 28, each in the middle of a black 32 x 32 square."""
+    # Smaller images are refused too: padded, they could fill a thousand times the memory of the file.
     if images.shape[1:] != (SIDE, SIDE):
         raise DataError(
-            f"{source}: pictures of {' x '.join(map(str, images.shape[1:]))}, expected {SIDE} x {SIDE}. "
+            f"{source}: images of {' x '.join(map(str, images.shape[1:]))}, expected {SIDE} x {SIDE}. "
             "Are they the files of another data set?"
         )
     return np.pad(images[:, None], [(0, 0), (0, 0), (BORDER, BORDER), (BORDER, BORDER)])

@@ -1,7 +1,7 @@
-"""SVHN: `train_32x32.mat` and `test_32x32.mat`, MATLAB 5 files with X (32, 32, 3, N) and y (N, 1).
+"""Read SVHN: `train_32x32.mat` and `test_32x32.mat`, MATLAB 5 files with X (32, 32, 3, N) and y (N, 1).
 
-The reader knows the little of the format that these files use: uint8 and double matrices, whole or
-zlib-compressed. What it does not know it refuses.
+The reader knows only the part of the format that these files use: uint8 and double matrices, plain or
+zlib-compressed. It refuses everything else.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dropconnectpp.lab.data.dataset import Arrays, DataError, Split, check_array
 from dropconnectpp.lab.data.safe_reading import read_file
 
 FILE_LIMIT = 400_000_000
-"""Of a file, and of all that unpacks from it."""
+"""Most bytes of a file, and of everything that unpacks from it."""
 ELEMENT_LIMIT = 16
-"""Of a file; the official ones have two, X and y."""
+"""Most elements of a file; the official ones have two, X and y."""
 HEADER, VERSION = 128, b"\x00\x01IM"
 NAMES = ("train_32x32.mat", "test_32x32.mat")
 NAME_LIMIT = 63
@@ -30,11 +30,11 @@ MATRIX, COMPRESSED = 14, 15
 NUMBERS = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8"}
 """The types of numbers as MATLAB and as numpy names them."""
 CLASSES = range(6, 14)
-"""MATLAB's classes of numbers; the others are texts, structures and the like."""
+"""MATLAB's numeric classes; the others are text, structures and the like."""
 
 
 def find(folder: Path) -> dict[str, Path]:
-    """The two files that would be read, by name."""
+    """The two files that `read` would read, by name."""
     if missing := [name for name in NAMES if not (folder / name).is_file()]:
         raise DataError(f"{folder}: {' and '.join(missing)} missing. Give the folder that holds {' and '.join(NAMES)}.")
     return {name: folder / name for name in NAMES}
@@ -58,22 +58,22 @@ def _split(path: Path) -> Split:
     if "X" not in variables or "y" not in variables:
         found = ", ".join(map(ascii, variables)) or "nothing"
         raise DataError(f"{path}: holds {found}, expected X and y. Get the file again.")
-    pictures, digits = variables["X"], variables["y"].reshape(-1)
-    if pictures.ndim != 4 or pictures.shape[:3] != (32, 32, 3) or pictures.dtype != np.uint8:
-        raise DataError(f"{path}: X has shape {pictures.shape} of {pictures.dtype}, expected (32, 32, 3, N) of uint8.")
-    if len(digits) != pictures.shape[3]:
-        raise DataError(f"{path}: {len(digits)} labels for {pictures.shape[3]} pictures. Get the file again.")
+    pixels, digits = variables["X"], variables["y"].reshape(-1)
+    if pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3) or pixels.dtype != np.uint8:
+        raise DataError(f"{path}: X has shape {pixels.shape} of {pixels.dtype}, expected (32, 32, 3, N) of uint8.")
+    if len(digits) != pixels.shape[3]:
+        raise DataError(f"{path}: {len(digits)} labels for {pixels.shape[3]} images. Get the file again.")
     if not np.isin(digits, np.arange(1, 11)).all():  # before the cast, which NaN and infinity do not survive
         raise DataError(
             f"{path}: y must hold the whole numbers 1 to 10, 10 standing for the digit 0. Get the file again."
         )
-    # MATLAB stores the last axis slowest: seen from C the file is (N, 3, W, H) already.
-    images = np.ascontiguousarray(pictures.transpose(3, 2, 0, 1))
+    # In MATLAB the last axis varies slowest: in C order the file is (N, 3, W, H) already.
+    images = np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))
     return Split(images, digits.astype(np.int64) % 10)
 
 
 def _elements(data: memoryview, path: Path) -> Iterator[tuple[int, memoryview]]:
-    """Type and content of each tagged element; lengths are checked against what is there."""
+    """Type and content of each tagged element; each length is checked against the bytes that are there."""
     position = 0
     while position + 8 <= len(data):
         kind, size = struct.unpack_from("<II", data, position)
@@ -93,7 +93,7 @@ def _elements(data: memoryview, path: Path) -> Iterator[tuple[int, memoryview]]:
 
 
 def _matrices(data: memoryview, path: Path) -> Iterator[tuple[str, NDArray[np.generic]]]:
-    """Name and numbers of each variable; what unpacks from one element counts against the next."""
+    """Name and numbers of each variable; all elements share one limit on what they unpack to."""
     left = FILE_LIMIT
     for count, (kind, content) in enumerate(_elements(data, path)):
         if count >= ELEMENT_LIMIT:
@@ -123,7 +123,9 @@ def _inflate(content: memoryview, limit: int, path: Path) -> bytes:
 def _matrix(content: memoryview, path: Path) -> tuple[str, NDArray[np.generic]]:
     parts = list(islice(_elements(content, path), 5))
     if len(parts) != 4:
-        raise DataError(f"{path}: a matrix has not the 4 parts flags, shape, name and numbers. Get the file again.")
+        raise DataError(
+            f"{path}: a matrix does not have the 4 parts flags, shape, name and numbers. Get the file again."
+        )
     (_, flags), (shape_kind, shape_bytes), (_, name_bytes), (kind, numbers) = parts
     known = len(flags) == 8 and flags[0] in CLASSES and not flags[1] & 0x08 and kind in NUMBERS  # 0x08: complex
     if not known or shape_kind != 5 or len(shape_bytes) not in (8, 12, 16) or len(name_bytes) > NAME_LIMIT:
