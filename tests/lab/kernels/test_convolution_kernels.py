@@ -14,11 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, max_pool2d
-from torch.utils import cpp_extension
 
 from dropconnectpp.lab.config.protocol import Architecture, pooled_side
 from dropconnectpp.lab.kernels import convolution
-from dropconnectpp.lab.kernels.convolution import Launch, Layer
+from dropconnectpp.lab.kernels.convolution_launch import (
+    SHARED_BYTES,
+    CudaLaunch,
+    Layer,
+    arrange_launch,
+    filter_launch,
+    forward_launch,
+    input_launch,
+    layer_supported,
+    layers_of,
+)
 from dropconnectpp.lab.replicas import convolutions
 
 # ------------------------------------------------------------------------------------------ the definition
@@ -62,7 +71,7 @@ class Case:
 
     @property
     def given(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Pictures or maps, filters and bias, as `convolution.forward` takes them."""
+        """Images or maps, filters and bias, as `convolution.forward` takes them."""
         return channels_last(self.x.bfloat16()), self.filters, self.bias
 
     @property
@@ -70,14 +79,14 @@ class Case:
         gradient = self.gradient.bfloat16()
         return channels_last(gradient) if self.layer.pool else gradient
 
-    def check(self, y: Tensor, by_x: Tensor | None, by_filters: Tensor, by_bias: Tensor) -> None:
+    def check(self, y: Tensor, grad_x: Tensor | None, grad_filters: Tensor, grad_bias: Tensor) -> None:
         assert float(self.y.max()) <= 256, "these numbers are not whole in bf16: choose smaller ones"
         y = y.permute(0, 1, 4, 2, 3) if self.layer.pool else y
         assert torch.equal(y.cpu(), self.y.bfloat16())
-        if by_x is not None:
-            assert torch.equal(by_x.permute(0, 1, 4, 2, 3).cpu(), self.expected[0].bfloat16())
-        assert torch.equal(by_filters.cpu(), self.expected[1].float())
-        assert torch.equal(by_bias.cpu(), self.expected[2].float())
+        if grad_x is not None:
+            assert torch.equal(grad_x.permute(0, 1, 4, 2, 3).cpu(), self.expected[0].bfloat16())
+        assert torch.equal(grad_filters.cpu(), self.expected[1].float())
+        assert torch.equal(grad_bias.cpu(), self.expected[2].float())
 
 
 def channels_last(maps: Tensor) -> Tensor:
@@ -93,7 +102,7 @@ class Emulated:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def start(self, launch: Launch, grid: tuple[int, int, int], arguments: list[Tensor | int]) -> None:
+    def start(self, launch: CudaLaunch, grid: tuple[int, int, int], arguments: list[Tensor | int]) -> None:
         """What `convolution._start` does on a GPU."""
         name = f"{launch.name}_{abs(hash(launch))}"
         library = self.folder / f"{name}.so"
@@ -117,20 +126,20 @@ def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.full(shape, fill, **options)
 
     monkeypatch.setattr(convolution, "_start", Emulated(tmp_path).start)
-    monkeypatch.setattr(convolution, "_limit", lambda device: convolution.SHARED_BYTES)
+    monkeypatch.setattr(convolution, "_limit", lambda device: SHARED_BYTES)
     monkeypatch.setattr(convolution.torch, "empty", empty)
     monkeypatch.setattr(convolution.torch, "empty_like", lambda t: torch.full_like(t, float("nan")))
 
 
 SMALL = [
-    pytest.param(layer_of(8, 3, 32, 5, 3, 2), 2, 3, id="pictures of three colours"),
-    pytest.param(layer_of(7, 1, 32, 5, 3, 2), 1, 2, id="grey pictures of odd side"),
+    pytest.param(layer_of(8, 3, 32, 5, 3, 2), 2, 3, id="images of three colours"),
+    pytest.param(layer_of(7, 1, 32, 5, 3, 2), 1, 2, id="grey images of odd side"),
     pytest.param(layer_of(18, 2, 32, 3, 2, 2), 1, 2, id="two cameras, two strips"),
     pytest.param(layer_of(8, 32, 32, 3, 3, 2), 2, 5, id="maps, two lines a tile"),
     pytest.param(layer_of(14, 32, 32, 3, 3, 2), 1, 2, id="maps, a line a tile"),
     pytest.param(layer_of(7, 32, 64, 3), 1, 3, id="last, odd side"),
-    pytest.param(layer_of(4, 32, 32, 5), 2, 13, id="last, more pictures than a group"),
-    pytest.param(layer_of(8, 3, 32, 5, 3, 2), 1, 11, id="pictures, more than a group"),
+    pytest.param(layer_of(4, 32, 32, 5), 2, 13, id="last, more images than a group"),
+    pytest.param(layer_of(8, 3, 32, 5, 3, 2), 1, 11, id="images, more than a group"),
 ]
 
 
@@ -189,57 +198,48 @@ def distance(one: Tensor, other: Tensor) -> float:
     ids=str,
 )
 def test_other_architectures_go_through_plain_torch(other: dict) -> None:
-    assert convolution.layers_of(Architecture(), 3, 32) is not None
-    assert convolution.layers_of(replace(Architecture(), **other), 3, 32) is None
+    assert layers_of(Architecture(), 3, 32) is not None
+    assert layers_of(replace(Architecture(), **other), 3, 32) is None
 
 
-def test_pictures_with_many_channels_and_a_cpu_go_through_plain_torch() -> None:
-    assert convolution.layers_of(Architecture(), 4, 32) is None  # 5 x 4 numbers of a window's row do not fit 16
-    assert not convolution.usable(torch.zeros(1, 2, 3, 32, 32, dtype=torch.bfloat16), Architecture())
+def test_images_with_many_channels_and_a_cpu_go_through_plain_torch() -> None:
+    assert layers_of(Architecture(), 4, 32) is None  # 5 x 4 numbers of a window's row do not fit 16
+    assert not convolution.supported(torch.zeros(1, 2, 3, 32, 32, dtype=torch.bfloat16), Architecture())
 
 
-@pytest.mark.parametrize("limit", [convolution.SHARED_BYTES, 101_376])
+@pytest.mark.parametrize("limit", [SHARED_BYTES, 101_376])
 @pytest.mark.parametrize(("channels", "side"), [(3, 32), (1, 28), (2, 32), (3, 8), (2, 96)])
-def test_plans_fit_the_shared_memory_of_small_cards(channels: int, side: int, limit: int) -> None:
-    layers = convolution.layers_of(Architecture(), channels, side)
+def test_launches_fit_the_shared_memory_of_small_cards(channels: int, side: int, limit: int) -> None:
+    layers = layers_of(Architecture(), channels, side)
     assert layers is not None
     for layer in layers:
-        launches = [convolution.forward_launch(layer, limit), convolution.filter_launch(layer, limit)]
-        launches += [] if layer.first else [convolution.input_launch(layer, limit)]
+        launches = [forward_launch(layer, limit), filter_launch(layer, limit)]
+        launches += [] if layer.first else [input_launch(layer, limit)]
         for launch in launches:
             assert launch.shared <= limit, launch
             assert launch.threads <= 1024
 
 
 def test_a_layer_too_large_for_a_card_goes_through_plain_torch() -> None:
-    layers = convolution.layers_of(Architecture(maps=(96, 256, 256)), 2, 96)
+    layers = layers_of(Architecture(maps=(96, 256, 256)), 2, 96)
     assert layers is not None
-    assert not all(convolution.fits(layer, convolution.SHARED_BYTES) for layer in layers)
-    usual = convolution.layers_of(Architecture(), 3, 32)
+    assert not all(layer_supported(layer, SHARED_BYTES) for layer in layers)
+    usual = layers_of(Architecture(), 3, 32)
     assert usual is not None
-    assert all(convolution.fits(layer, 101_376) for layer in usual)
-
-
-def test_no_toolkit_is_needed_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    for given in (None, "/usr/local/cuda"):
-        monkeypatch.setattr(cpp_extension, "CUDA_HOME", given)
-        with convolution._without_toolkit():
-            assert Path(cpp_extension.CUDA_HOME or "").parts
-            assert given is None or given == cpp_extension.CUDA_HOME
-        assert given == cpp_extension.CUDA_HOME
+    assert all(layer_supported(layer, 101_376) for layer in usual)
 
 
 def test_every_thread_has_the_cards_context_before_its_first_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 
-    def compiled(launch: Launch, device: int) -> Any:
+    def compiled(launch: CudaLaunch, device: int) -> Any:
         events.append(f"kernel on {device}")
         return lambda **how: None
 
     monkeypatch.setattr(convolution, "_entered", threading.local())
     monkeypatch.setattr(convolution, "_kernel", compiled)
     monkeypatch.setattr(convolution.torch.cuda, "mem_get_info", lambda device: events.append(f"context of {device}"))
-    launch = convolution.arrange_launch(LAYERS[0], False)
+    launch = arrange_launch(LAYERS[0], False)
 
     def work() -> None:
         for card in (0, 0, 1):
@@ -284,7 +284,7 @@ def test_kernels_on_a_gpu_are_the_definition(layer: Layer, replicas: int, batch:
 @pytest.mark.gpu
 @pytest.mark.parametrize("layer", LAYERS[:3], ids=lambda layer: f"{layer.inputs}x{layer.side}x{layer.side}")
 @pytest.mark.parametrize(("replicas", "batch"), [(200, 2), (2, 128), (7, 129)])
-def test_any_number_of_replicas_and_pictures_on_a_gpu(layer: Layer, replicas: int, batch: int) -> None:
+def test_any_number_of_replicas_and_images_on_a_gpu(layer: Layer, replicas: int, batch: int) -> None:
     test_kernels_on_a_gpu_are_the_definition(layer, replicas, batch)
 
 

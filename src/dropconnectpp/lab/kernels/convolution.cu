@@ -1,12 +1,12 @@
 // Convolutions of a stack of replicas on tensor cores: forward with bias, ReLU and pool, and both gradients.
 //
-// One file, compiled once for each layer and purpose. `convolution.py` sets these names and says what they mean:
+// One file, compiled once for each layer and purpose. `convolution_launch.py` sets these names:
 //   SIDE INPUTS OUTPUTS FILTER   the convolution: maps in, maps out, side of both maps, side of the filter
 //   POOL STRIDE POOLED           the pool: size, stride, side after it; POOL 0 is none, and POOLED is SIDE then
 //   BAND                         rows of the result that one block makes
-//   IMAGES WARPS RESIDENT        pictures and warps of a block, blocks that should fit a multiprocessor
+//   IMAGES WARPS RESIDENT        images and warps of a block, blocks that should fit a multiprocessor
 //   HEIGHT                       tile rows of a warp
-//   TURNS GROUP                  pictures that a block takes one after the other, forward and for the filters
+//   TURNS GROUP                  images that a block takes one after the other, forward and for the filters
 // and one of the purposes
 //   FORWARD INPUT_GRADIENT FILTER_GRADIENT FIRST_FORWARD FIRST_GRADIENT ARRANGE REDUCE.
 //
@@ -131,7 +131,7 @@ DEVICE void copy_some(u16 (&to)[TOGETHER], const u16* from) {
 #endif
 }
 
-// What a tile of `tall` lines from line `top` on needs of one picture's gradient, copied to shared memory as it is:
+// What a tile of `tall` lines from line `top` on needs of one image's gradient, copied to shared memory as it is:
 // `channels` of `all`, from channel `skipped` on. With a pool that is lines of the pooled gradient and the places in
 // their windows; without one the gradient and what came out, both planar, (maps, side, side). Planar maps that are large
 // or do not come in pieces of 16 bytes are not copied: `spread_gradient` reads them where they are.
@@ -146,11 +146,11 @@ DEVICE int first_line(int top) {
 }
 
 template <int tall, int channels>
-DEVICE void stage_gradient(u16* staged, const u16* gradient, const void* side_input, i64 picture, int all, int skipped,
+DEVICE void stage_gradient(u16* staged, const u16* gradient, const void* side_input, i64 image, int all, int skipped,
                            int top, bool inside) {
 #if POOL
     const int line0 = first_line(top);
-    const i64 begin = (picture * POOLED + line0) * POOLED * all + skipped;
+    const i64 begin = (image * POOLED + line0) * POOLED * all + skipped;
     const int pixels = lines_staged<tall> * POOLED;
     for (int at = threadIdx.x; at < pixels * (channels / 8); at += THREADS) {
         int chunk = at % (channels / 8) * 8, pixel = at / (channels / 8);
@@ -164,7 +164,7 @@ DEVICE void stage_gradient(u16* staged, const u16* gradient, const void* side_in
         copy_16(places + pixel * channels + chunk, (const u8*)side_input + (within ? begin + (i64)pixel * all + chunk : 0), within);
     }
 #elif PLANAR_STAGED
-    const i64 begin = inside ? (picture * all + skipped) * (SIDE * SIDE) : 0;
+    const i64 begin = inside ? (image * all + skipped) * (SIDE * SIDE) : 0;
     for (int at = threadIdx.x; at < channels * SIDE * SIDE / 8; at += THREADS) {
         copy_16(staged + at * 8, gradient + begin + at * 8, inside);
         copy_16(staged + channels * SIDE * SIDE + at * 8, (const u16*)side_input + begin + at * 8, inside);
@@ -175,7 +175,7 @@ DEVICE void stage_gradient(u16* staged, const u16* gradient, const void* side_in
 // The gradient before pool and ReLU, from what `stage_gradient` copied, into a tile [tall][wide][spacing] that begins at
 // (top, left) of the map; zeros outside the map.
 template <int tall, int wide, int spacing, int channels>
-DEVICE void spread_gradient(u16* tile, const u16* staged, const u16* gradient, const void* side_input, i64 picture,
+DEVICE void spread_gradient(u16* tile, const u16* staged, const u16* gradient, const void* side_input, i64 image,
                             int all, int skipped, int top, int left, bool inside) {
 #if POOL
     // STRIDE x STRIDE pixels share their windows: each window is read once for all of them.
@@ -222,7 +222,7 @@ DEVICE void spread_gradient(u16* tile, const u16* staged, const u16* gradient, c
         if (!inside || y < 0 || y >= SIDE || x < 0 || x >= SIDE) *(uint4*)(tile + pixel * spacing + chunk) = make_uint4(0, 0, 0, 0);
     }
     if (!inside) return;
-    const i64 planes = (picture * all + skipped) * (SIDE * SIDE);
+    const i64 planes = (image * all + skipped) * (SIDE * SIDE);
     const u16* values = PLANAR_STAGED ? staged : gradient + planes;
     const u16* outputs = PLANAR_STAGED ? staged + channels * SIDE * SIDE : (const u16*)side_input + planes;
     for (int at = threadIdx.x; at < channels * (SIDE * SIDE / TOGETHER); at += THREADS) {
@@ -464,15 +464,15 @@ NAME(const u16* x, const void* side_input, const uint4* filters, const float* bi
 // -------------------------------------------------------------------------------------------- few maps: forward
 
 #if defined(FIRST_FORWARD) || defined(FIRST_GRADIENT)
-#define PICTURE (SIDE * SIDE * INPUTS)
-#define PICTURE_STAGED (PICTURE % 8 == 0 && PICTURE <= 4096)
+#define IMAGE_NUMBERS (SIDE * SIDE * INPUTS)
+#define IMAGE_STAGED (IMAGE_NUMBERS % 8 == 0 && IMAGE_NUMBERS <= 4096)
 
-// Pictures as they are, to shared memory, where they come in pieces of 16 bytes and are not too large.
-DEVICE void stage_pictures(u16* staged, const u16* x, i64 replica, int image0, int batch) {
-    if (!PICTURE_STAGED) return;
-    for (int at = threadIdx.x; at < IMAGES * (PICTURE / 8); at += THREADS) {
-        bool inside = image0 + at / (PICTURE / 8) < batch;
-        copy_16(staged + at * 8, x + (inside ? (replica * batch + image0) * PICTURE + at * 8 : 0), inside);
+// Images as they are, to shared memory, where they come in pieces of 16 bytes and are not too large.
+DEVICE void stage_images(u16* staged, const u16* x, i64 replica, int image0, int batch) {
+    if (!IMAGE_STAGED) return;
+    for (int at = threadIdx.x; at < IMAGES * (IMAGE_NUMBERS / 8); at += THREADS) {
+        bool inside = image0 + at / (IMAGE_NUMBERS / 8) < batch;
+        copy_16(staged + at * 8, x + (inside ? (replica * batch + image0) * IMAGE_NUMBERS + at * 8 : 0), inside);
     }
 }
 #endif
@@ -482,18 +482,18 @@ DEVICE void stage_pictures(u16* staged, const u16* x, i64 replica, int image0, i
 #define COPY_LENGTH (CEIL(TILE_TALL * ROW_LENGTH + 16, 64) * 64 + 32)  // the second copy is half the banks away
 
 // A window's row, FILTER * INPUTS < 16 numbers, lies in one piece and is one step of the product. A pair of numbers
-// must begin at an even place, so there is a second copy of the picture one place further on. A block takes TURNS times
-// IMAGES pictures; the next ones are on their way while it works.
+// must begin at an even place, so there is a second copy of the image one place further on. A block takes TURNS times
+// IMAGES images; the next ones are on their way while it works.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 first_forward(const u16* x, const uint4* filters, const float* bias, u16* result, u8* places, int batch) {
     SHARED(memory);
     u16* copies = (u16*)memory;
     u16* results = copies + 2 * IMAGES * COPY_LENGTH;
     u16* staged = results + IMAGES * TALL * ACROSS * SPACED;
-    const int band = blockIdx.x % BANDS, picture0 = blockIdx.x / BANDS * IMAGES * TURNS, part = blockIdx.z;
+    const int band = blockIdx.x % BANDS, first_image = blockIdx.x / BANDS * IMAGES * TURNS, part = blockIdx.z;
     const i64 replica = blockIdx.y;
     const int top = band * BAND * (POOL ? STRIDE : 1) - MARGIN;
-    stage_pictures(staged, x, replica, picture0, batch);
+    stage_images(staged, x, replica, first_image, batch);
     const int lane = threadIdx.x % 32;
     const uint4* own = filters + (replica * OUTPUT_PARTS + part) * (FILTER * 64);
     uint4 rows[FILTER][2];
@@ -502,22 +502,22 @@ first_forward(const u16* x, const uint4* filters, const float* bias, u16* result
         rows[i][0] = load_constant(own + i * 64 + lane);
         rows[i][1] = load_constant(own + i * 64 + 32 + lane);
     }
-    for (int image0 = picture0; image0 < picture0 + IMAGES * TURNS && image0 < batch; image0 += IMAGES) {
+    for (int image0 = first_image; image0 < first_image + IMAGES * TURNS && image0 < batch; image0 += IMAGES) {
         copies_done();
         __syncthreads();
         for (int at = threadIdx.x; at < IMAGES * COPY_LENGTH; at += THREADS) {
             int place = at % COPY_LENGTH, image = at / COPY_LENGTH, row = place / ROW_LENGTH, within = place % ROW_LENGTH;
             int y = top + row, x0 = within - MARGIN * INPUTS;
             bool inside = image0 + image < batch && y >= 0 && y < SIDE && x0 >= 0 && x0 < SIDE * INPUTS;
-            const u16* picture = PICTURE_STAGED ? staged + image * PICTURE : x + (replica * batch + image0 + image) * PICTURE;
-            u16 value = inside ? picture[y * (SIDE * INPUTS) + x0] : (u16)0;
+            const u16* from_image = IMAGE_STAGED ? staged + image * IMAGE_NUMBERS : x + (replica * batch + image0 + image) * IMAGE_NUMBERS;
+            u16 value = inside ? from_image[y * (SIDE * INPUTS) + x0] : (u16)0;
             u16* even = copies + 2 * image * COPY_LENGTH;
             even[place] = value;
             if (place > 0) even[COPY_LENGTH + place - 1] = value;
             if (place == COPY_LENGTH - 1) even[COPY_LENGTH + place] = 0;
         }
         __syncthreads();
-        if (image0 + IMAGES < picture0 + IMAGES * TURNS && image0 + IMAGES < batch) stage_pictures(staged, x, replica, image0 + IMAGES, batch);
+        if (image0 + IMAGES < first_image + IMAGES * TURNS && image0 + IMAGES < batch) stage_images(staged, x, replica, image0 + IMAGES, batch);
         for (int job = threadIdx.x / 32; job < JOBS; job += WARPS) {
             int strip = job % STRIPS, line = job / STRIPS % GROUPS * HEIGHT * LINES, image = job / (STRIPS * GROUPS);
             int g = lane / 4, begin = (strip * LINE + g) * INPUTS, odd = begin & 1;
@@ -552,7 +552,7 @@ first_forward(const u16* x, const uint4* filters, const float* bias, u16* result
 
 // ------------------------------------------------------------------------------------------ gradients of the filters
 
-// BAND is lines of the full maps here, a multiple of a warp's. Blocks take GROUP pictures one after the other
+// BAND is lines of the full maps here, a multiple of a warp's. Blocks take GROUP images one after the other
 // and keep their sums in registers; `reduce` adds up the blocks.
 
 #define LIVE (LINES == 1 ? FILTER : CEIL(FILTER, 2) + 1)  // fragments of the gradient in use at a time
@@ -588,14 +588,14 @@ filter_gradient(const u16* x, const u16* gradient, const void* side_input, float
     u16* back = both + 2 * MAPS;     // [IMAGES][BAND][ACROSS][SPACED]
     u16* staged = back + IMAGES * BAND * ACROSS * SPACED;
     const int lane = threadIdx.x % 32, column = threadIdx.x / 32, turns = GROUP / IMAGES * MAP_BANDS;
-    const int part_in = blockIdx.z % STEPS, part_out = blockIdx.z / STEPS, picture0 = blockIdx.x * GROUP;
+    const int part_in = blockIdx.z % STEPS, part_out = blockIdx.z / STEPS, first_image = blockIdx.x * GROUP;
     const i64 replica = blockIdx.y;
     float sums[FILTER][4][4] = {};
     float bias_sums[2] = {0, 0};
-    stage_turn(both, staged, x, gradient, side_input, replica, picture0, 0, part_in, part_out, batch);
+    stage_turn(both, staged, x, gradient, side_input, replica, first_image, 0, part_in, part_out, batch);
     for (int turn = 0; turn < turns; ++turn) {
         u16* maps = both + turn % 2 * MAPS;
-        const int image0 = picture0 + turn / MAP_BANDS * IMAGES, top = turn % MAP_BANDS * BAND;
+        const int image0 = first_image + turn / MAP_BANDS * IMAGES, top = turn % MAP_BANDS * BAND;
         if (image0 >= batch) break;
         copies_done();
         __syncthreads();
@@ -605,7 +605,7 @@ filter_gradient(const u16* x, const u16* gradient, const void* side_input, float
                                                       part_out * 32, top, 0, image0 + image < batch);
         __syncthreads();
         // Not beyond the batch: a copy that nobody waits for would land in memory that is used otherwise by then.
-        const int next = picture0 + (turn + 1) / MAP_BANDS * IMAGES;
+        const int next = first_image + (turn + 1) / MAP_BANDS * IMAGES;
         if (turn + 1 < turns && next < batch)
             stage_turn(both + (turn + 1) % 2 * MAPS, staged, x, gradient, side_input, replica, next,
                        (turn + 1) % MAP_BANDS * BAND, part_in, part_out, batch);
@@ -681,32 +681,32 @@ first_gradient(const u16* x, const u16* gradient, const void* side_input, float*
     u16* planes = (u16*)memory;  // [2 copies][INPUTS][TALL_X][WIDE], the second one place further on
     u16* back = planes + CEIL(2 * OTHER_PLANE, 8) * 8;
     u16* staged = back + BAND * ACROSS * SPACED;
-    u16* staged_picture = staged + numbers_staged<BAND, 32>;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part_out = blockIdx.z, picture0 = blockIdx.x * GROUP;
+    u16* staged_image = staged + numbers_staged<BAND, 32>;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part_out = blockIdx.z, first_image = blockIdx.x * GROUP;
     const i64 replica = blockIdx.y;
     float sums[FILTER][2][2][4] = {};
     for (int at = threadIdx.x; at < CEIL(2 * OTHER_PLANE, 8); at += THREADS) ((uint4*)planes)[at] = make_uint4(0, 0, 0, 0);
-    stage_pictures(staged_picture, x, replica, picture0, batch);
-    stage_gradient<BAND, 32>(staged, gradient, side_input, replica * batch + picture0, OUTPUTS, part_out * 32, 0, true);
+    stage_images(staged_image, x, replica, first_image, batch);
+    stage_gradient<BAND, 32>(staged, gradient, side_input, replica * batch + first_image, OUTPUTS, part_out * 32, 0, true);
     for (int turn = 0; turn < GROUP * MAP_BANDS; ++turn) {
-        const int image = picture0 + turn / MAP_BANDS, top = turn % MAP_BANDS * BAND;
+        const int image = first_image + turn / MAP_BANDS, top = turn % MAP_BANDS * BAND;
         if (image >= batch) break;
         copies_done();
         __syncthreads();
-        const u16* picture = PICTURE_STAGED ? staged_picture : x + (replica * batch + image) * PICTURE;
+        const u16* from_image = IMAGE_STAGED ? staged_image : x + (replica * batch + image) * IMAGE_NUMBERS;
         for (int at = threadIdx.x; at < TALL_X * WIDE * INPUTS; at += THREADS) {
             int channel = at % INPUTS, pixel = at / INPUTS, y = top - MARGIN + pixel / WIDE, x0 = pixel % WIDE - MARGIN;
             bool inside = y >= 0 && y < SIDE && x0 >= 0 && x0 < SIDE;
-            u16 value = inside ? picture[(y * SIDE + x0) * INPUTS + channel] : (u16)0;
+            u16 value = inside ? from_image[(y * SIDE + x0) * INPUTS + channel] : (u16)0;
             planes[channel * PLANE + pixel] = value;
             if (pixel) planes[OTHER_PLANE + channel * PLANE + pixel - 1] = value;
         }
         spread_gradient<BAND, ACROSS, SPACED, 32>(back, staged, gradient, side_input, replica * batch + image, OUTPUTS,
                                                   part_out * 32, top, 0, true);
         __syncthreads();
-        const int next = picture0 + (turn + 1) / MAP_BANDS, next_top = (turn + 1) % MAP_BANDS * BAND;
+        const int next = first_image + (turn + 1) / MAP_BANDS, next_top = (turn + 1) % MAP_BANDS * BAND;
         if (turn + 1 < GROUP * MAP_BANDS && next < batch) {
-            if (next != image) stage_pictures(staged_picture, x, replica, next, batch);
+            if (next != image) stage_images(staged_image, x, replica, next, batch);
             stage_gradient<BAND, 32>(staged, gradient, side_input, replica * batch + next, OUTPUTS, part_out * 32, next_top,
                                      true);
         }

@@ -1,6 +1,6 @@
 """Convolutions of a stack of replicas: one call for all of them on a GPU, one after the other on a CPU.
 
-On a GPU `kernels.convolution` takes what it covers; what is written here defines it and takes the rest.
+On a GPU `kernels.convolution` takes what it supports; what is written here defines it and takes the rest.
 Shapes: R replicas, B batch, C maps in, O maps out, H W sides, K filter side. On a GPU a stack of maps is held
 as (B, H, W, R, C) in memory, which is a grouped convolution's channels-last (B, R*C, H, W).
 """
@@ -32,7 +32,7 @@ def features(images: Tensor, parameters: dict[str, Tensor], architecture: Archit
             for r, picture in enumerate(images)
         ]
         return torch.stack(replicas)
-    if convolution.usable(images, architecture):
+    if convolution.supported(images, architecture):
         return convolution.features(images, parameters, architecture)
     return grouped_features(images, parameters, architecture)
 
