@@ -9,10 +9,12 @@ replicas. `logit` is the log-odds of a synapse's posterior keep probability, pi~
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dropconnectpp._polynomials import SLOPE_POLYNOMIAL, VALUE_POLYNOMIAL, prior_polynomial, prior_value_polynomial
 
@@ -359,6 +361,25 @@ def learned_kl(
         excess_alpha * torch.polygamma(1, posterior_alpha) - shared,
         excess_beta * torch.polygamma(1, posterior_beta) - shared,
     )
+
+
+# ------------------------------------------------------------------------ expected activations
+
+
+def expected_activation(
+    activation: Callable[[Tensor], Tensor], mean: Tensor, deviation: Tensor, nodes: int = 64
+) -> Tensor:
+    """Eq. (17), E[a(u)], for u ~ N(mean, deviation^2): closed form for ReLU, else Gauss-Hermite quadrature."""
+    if isinstance(activation, nn.ReLU) or activation in (torch.relu, nn.functional.relu):
+        ratio = mean / deviation
+        density = torch.exp(-0.5 * ratio.square()) / math.sqrt(2 * math.pi)
+        rectified: Tensor = mean * torch.special.ndtr(ratio) + deviation * density
+        return rectified
+    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    total = torch.zeros_like(mean)
+    for point, weight in zip(points.tolist(), (weights / weights.sum()).tolist(), strict=True):
+        total = total + weight * activation(mean + point * deviation)
+    return total
 
 
 # ------------------------------------------------------------------- gradients of the likelihood

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import dropconnectpp as dcpp
-from dropconnectpp.layers.dropconnect import expected_activation
+from dropconnectpp.functional import expected_activation
 
 KINDS = ("DropConnectPP", "DropConnect")
 PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

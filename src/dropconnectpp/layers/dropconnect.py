@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dropconnectpp.errors import ArgumentError, check_choice, check_probability
-from dropconnectpp.layers.base import Activation, MaskedLayer
+from dropconnectpp.functional import expected_activation
+from dropconnectpp.layers.base import MaskedLayer
 
 
 class DropConnectLayer(MaskedLayer):
@@ -46,22 +46,3 @@ class DropConnectLayer(MaskedLayer):
     def extra_repr(self) -> str:
         shown = {**self.arguments(), "keep_probability": self.rate, "mask": self.mask}
         return ", ".join(f"{key}={value!r}" for key, value in shown.items())
-
-
-def expected_activation(activation: Activation, mean: Tensor, deviation: Tensor, nodes: int = 64) -> Tensor:
-    """Eq. (17), E[a(u)], for u ~ N(mean, deviation^2): closed form for ReLU, else Gauss-Hermite quadrature."""
-    if isinstance(activation, nn.ReLU) or activation in (torch.relu, nn.functional.relu):
-        ratio = mean / deviation
-        density = torch.exp(-0.5 * ratio.square()) / math.sqrt(2 * math.pi)
-        rectified: Tensor = mean * torch.special.ndtr(ratio) + deviation * density
-        return rectified
-    points, weights = _hermite(nodes)
-    total = torch.zeros_like(mean)
-    for point, weight in zip(points, weights, strict=True):
-        total = total + weight * activation(mean + point * deviation)
-    return total
-
-
-def _hermite(nodes: int) -> tuple[list[float], list[float]]:
-    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
-    return points.tolist(), (weights / weights.sum()).tolist()

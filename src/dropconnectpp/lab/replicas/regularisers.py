@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from dropconnectpp.functional import expected_activation
 from dropconnectpp.lab.config.protocol import Method
-from dropconnectpp.lab.kernels.dense import draw_masks
+from dropconnectpp.lab.kernels.dense import draw_masks, linear
 from dropconnectpp.lab.kernels.gates import FixedGate, Gate, OpenGate
 from dropconnectpp.lab.philox import Stream
-from dropconnectpp.lab.replicas.network import linear
-from dropconnectpp.layers.dropconnect import expected_activation
 from dropconnectpp.ops import gated_weight
 
 SYNAPSES = ("weight", "bias")
