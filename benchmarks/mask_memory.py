@@ -28,9 +28,8 @@ from torch import Tensor
 from dropconnectpp.lab import data
 from dropconnectpp.lab.config.protocol import Architecture, Method, Protocol, Training
 from dropconnectpp.lab.data.dataset import Dataset
-from dropconnectpp.lab.kernels.dense import draw_masks
+from dropconnectpp.lab.kernels.dense import draw_masks, linear
 from dropconnectpp.lab.philox import Stream
-from dropconnectpp.lab.replicas.network import linear
 from dropconnectpp.lab.replicas.stack import Segment, Stack, Unit
 
 METHODS = {

@@ -24,9 +24,10 @@ from dropconnectpp.lab import data
 from dropconnectpp.lab.config import experiments, protocol
 from dropconnectpp.lab.data.dataset import Dataset, Split
 from dropconnectpp.lab.data.normalisation import standardise
+from dropconnectpp.lab.kernels.dense import linear
 from dropconnectpp.lab.replicas import dropconnectpp, evaluation, regularisers
 from dropconnectpp.lab.replicas.convolutions import features
-from dropconnectpp.lab.replicas.network import linear, log_likelihoods
+from dropconnectpp.lab.replicas.network import log_likelihoods
 from dropconnectpp.lab.replicas.stack import Unit
 from dropconnectpp.lab.report import statistics
 from dropconnectpp.lab.runs.hyperparameters import select

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from dropconnectpp import functional
 from dropconnectpp.lab.kernels import head
-from dropconnectpp.lab.kernels.dense import draw_masks
+from dropconnectpp.lab.kernels.dense import draw_masks, linear
 from dropconnectpp.lab.kernels.gates import FixedGate, LearnedGate, OpenGate, keep_of
 from dropconnectpp.lab.kernels.local import LocalGate
-from dropconnectpp.lab.replicas.network import linear, log_likelihoods
+from dropconnectpp.lab.replicas.network import log_likelihoods
 from dropconnectpp.ops import gated_weight
 
 # ------------------------------------------------------------------------------------------------- the twin

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 import dropconnectpp as dcpp
 from dropconnectpp.lab.config.protocol import Method
+from dropconnectpp.lab.kernels.dense import linear
 from dropconnectpp.lab.kernels.noise import draw_gamma
 from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.replicas.dropconnectpp import DropConnectPP, estimator_of
-from dropconnectpp.lab.replicas.network import linear, log_likelihoods
+from dropconnectpp.lab.replicas.network import log_likelihoods
 from dropconnectpp.lab.replicas.regularisers import Regulariser
 from dropconnectpp.lab.replicas.stack import KINDS
 from dropconnectpp.lab.replicas.stack import _same_segment as same_segment

@@ -27,6 +27,11 @@ def beside(values: Tensor, tensor: Tensor) -> Tensor:
     return values.view(-1, *[1] * (tensor.ndim - 1))
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Each replica's own linear layer: x (R, B, I), weight (R, O, I), bias (R, O) -> (R, B, O)."""
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+
+
 # ----------------------------------------------------------------------------------------------- masks
 
 

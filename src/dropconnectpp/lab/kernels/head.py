@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dropconnectpp import functional
 from dropconnectpp.lab.kernels.compiled import as_kernels_take, compiled
-from dropconnectpp.lab.kernels.dense import beside, draw_masks
+from dropconnectpp.lab.kernels.dense import beside, draw_masks, linear
 from dropconnectpp.lab.kernels.gates import (
     FixedGate,
     Gate,
@@ -30,7 +30,6 @@ from dropconnectpp.lab.kernels.gates import (
 from dropconnectpp.lab.kernels.layer import tile
 from dropconnectpp.lab.kernels.local import MARGIN, LocalGate
 from dropconnectpp.lab.kernels.noise import draw_normal
-from dropconnectpp.lab.replicas.network import linear
 
 BLOCK = 32
 """Examples and units of a tile, at most: larger ones need more registers than there are."""

@@ -17,11 +17,10 @@ from dropconnectpp import functional
 from dropconnectpp.estimators import Concrete, Eq16, Estimator, resolve
 from dropconnectpp.lab.config.protocol import Method
 from dropconnectpp.lab.kernels.baseline import fold_in_, weigh
-from dropconnectpp.lab.kernels.dense import beside, draw_masks, score_pass
+from dropconnectpp.lab.kernels.dense import beside, draw_masks, linear, score_pass
 from dropconnectpp.lab.kernels.gates import Gate, LearnedGate
 from dropconnectpp.lab.kernels.local import MARGIN, LocalGate
 from dropconnectpp.lab.kernels.noise import draw_gamma, draw_normal, draw_uniform
-from dropconnectpp.lab.replicas.network import linear
 from dropconnectpp.lab.replicas.regularisers import SYNAPSES, DropConnect
 from dropconnectpp.ops import gated_weight
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from dropconnectpp.lab.config.protocol import Evaluation, ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.device import as_tensor
+from dropconnectpp.lab.kernels.dense import linear
 from dropconnectpp.lab.philox import Stream
-from dropconnectpp.lab.replicas.network import linear, log_likelihoods
+from dropconnectpp.lab.replicas.network import log_likelihoods
 from dropconnectpp.lab.replicas.stack import Segment, Stack, fast_products
 
 CHUNK = 1000

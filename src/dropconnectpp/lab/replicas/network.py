@@ -76,11 +76,6 @@ def start(shape: Shape, root_seed: int, replicas: Tensor, dtype: torch.dtype) ->
     return parameters
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x (R, B, I), weight (R, O, I), bias (R, O) -> (R, B, O)."""
-    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
-
-
 def log_likelihoods(logits: Tensor, labels: Tensor) -> Tensor:  # (R, B, K), (R, B) -> (R, B)
     """log p(label) of each example, in nats."""
     chosen = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)

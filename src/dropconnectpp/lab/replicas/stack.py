@@ -19,12 +19,13 @@ from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.data.normalisation import ChannelStatistics, channel_statistics, standardise
 from dropconnectpp.lab.device import as_tensor, tensor_cores
 from dropconnectpp.lab.kernels.adagrad import adagrad_all_
+from dropconnectpp.lab.kernels.dense import linear
 from dropconnectpp.lab.kernels.pictures import gather_standardised
 from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.replicas import fused_step
 from dropconnectpp.lab.replicas.convolutions import features
 from dropconnectpp.lab.replicas.dropconnectpp import DropConnectPP
-from dropconnectpp.lab.replicas.network import Shape, linear, log_likelihoods, start
+from dropconnectpp.lab.replicas.network import Shape, log_likelihoods, start
 from dropconnectpp.lab.replicas.regularisers import DropConnect, Dropout, Regulariser
 
 KINDS: dict[str, type[Regulariser]] = {
