@@ -1,8 +1,14 @@
-# Every habit of the project: make demo | test | test-gpu | lint | docs | bench. Each sets up what it needs.
+# Every habit of the project. `make help` lists them; each target sets up what it needs, and nothing more.
 PYTHON ?= python3
-VENV := .venv
+CONSTRAINTS ?= constraints.txt
+VENV ?= .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+PIP := $(BIN)/pip install -q -c $(CONSTRAINTS)
+# One stamp for each set of packages: the demo does not wait for the developers' tools.
+LAB := $(VENV)/.ready-lab
+DEV := $(VENV)/.ready-dev
+DOCS := $(VENV)/.ready-docs
+RELEASE := $(VENV)/.ready-release
 JOBS ?= 4
 WORKERS ?= 2
 GPU_TESTS := tests/ops/test_gpu.py tests/inference/test_gpu_training.py tests/pytorch/test_compile.py tests/lab/test_philox.py \
@@ -10,55 +16,77 @@ GPU_TESTS := tests/ops/test_gpu.py tests/inference/test_gpu_training.py tests/py
 	tests/lab/replicas/test_evaluation.py tests/lab/tuning/test_tuning.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-gpu test-browser lint format docs bench clean
+.PHONY: help demo test test-gpu test-browser lint format docs wheel bench clean
 
-help:
-	@echo "make demo      Table 1 in small: four methods on embedded pictures, tables and a page (minutes)"
-	@echo "make test      run the tests and doctests with coverage; WORKERS=8 for eight processes"
-	@echo "make test-gpu  run the tests that need a CUDA device, in the current Python; JOBS=12 for twelve processes"
-	@echo "make test-browser  install Chromium and LaTeX (as root, Debian) and test the report with them"
-	@echo "make lint      ruff and mypy"
-	@echo "make docs      run every code block of the documentation and build it as a site"
-	@echo "make bench     print the benchmark tables"
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1;\2/p' Makefile | while IFS=';' read -r target text; do \
+		printf '%-18s %s\n' "$$target" "$$text"; done
 
-$(READY): pyproject.toml constraints.txt
+$(VENV)/.ready-torch: $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
-	@touch $(READY)
+	$(PIP) torch
+	@touch $@
 
-demo: $(READY)
+$(LAB): pyproject.toml $(VENV)/.ready-torch
+	$(PIP) -e ".[lab]"
+	@touch $@
+
+$(DEV): pyproject.toml $(VENV)/.ready-torch
+	$(PIP) -e ".[dev]"
+	@touch $(LAB) $@
+
+$(DOCS): $(DEV)
+	$(PIP) -e ".[docs]"
+	@touch $@
+
+$(RELEASE): $(DEV)
+	$(PIP) -e ".[release]"
+	@touch $@
+
+demo: $(LAB) ## Table 1 in small: four methods on embedded images, tables and a page (minutes)
 	$(BIN)/dcpp demo --out dcpp-demo
 
-test: $(READY)
+test: $(DEV) ## run the tests and doctests with coverage; WORKERS=8 for eight processes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term --cov-fail-under=95
 
 # Uses the Python that is active: a GPU machine brings its own torch.
-test-gpu:
+test-gpu: ## run the tests that need a CUDA device, in the active Python; JOBS=12 for twelve processes
 	PYTHONPATH=src $(PYTHON) tests/side_by_side.py --jobs $(JOBS) $(GPU_TESTS)
 
 # The page in a real browser and the LaTeX through a real compiler; `make test` skips both where they are missing.
-test-browser: $(READY)
+test-browser: $(DEV) ## install Chromium and LaTeX (as root, Debian) and test the report with them
 	command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium
 	command -v pdflatex >/dev/null || apt-get install -y --no-install-recommends texlive-latex-base
 	$(BIN)/python -m pytest -q tests/lab/report/test_report_browser.py tests/lab/report/test_report_forms.py
 
-lint: $(READY)
+lint: $(DEV) ## check style (ruff), types (mypy) and the order of imports (import-linter)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
-format: $(READY)
+format: $(DEV) ## apply what ruff can mend by itself
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY)
-	$(BIN)/pip install -q -c constraints.txt -e ".[docs]"
+docs: $(DOCS) ## run every code block of the documentation and build it as a site, in site/
 	$(BIN)/python -m pytest -q tests/test_docs.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "The documentation is in site/index.html"
 
-bench: $(READY)
+# The wheel is built from the sdist, and then used where the repository cannot be seen.
+wheel: $(RELEASE) ## build wheel and sdist into dist/, check them, and run dcpp demo from the wheel in a clean environment
+	rm -rf build dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	@place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && wheel=$$(ls "$(CURDIR)"/dist/*.whl) && \
+	constraints=$$(realpath $(CONSTRAINTS)) && set -x && $(PYTHON) -m venv "$$place/venv" && \
+	"$$place/venv/bin/pip" install -q -c "$$constraints" torch && \
+	"$$place/venv/bin/pip" install -q -c "$$constraints" "$$wheel[lab]" && \
+	cd "$$place" && unset PYTHONPATH && venv/bin/pip check && venv/bin/dcpp --version && \
+	venv/bin/dcpp demo --repeats 2 --epochs 1 --out demo && test -s demo/index.html
+
+bench: $(DEV) ## print the benchmark tables: quality of gradients, time and memory of a step
 	$(BIN)/python benchmarks/gradient_quality.py
 	$(BIN)/python benchmarks/training_step.py
 	$(BIN)/python benchmarks/digits_pruning.py
@@ -66,5 +94,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/data_preparation.py
 	$(BIN)/python benchmarks/replica_step.py
 
-clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .coverage build dist
+clean: ## remove all that the targets make
+	rm -rf $(VENV) .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* \
+		build dist site dcpp-demo src/*.egg-info
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
