@@ -26,7 +26,8 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from dropconnectpp.lab import data
-from dropconnectpp.lab.config.protocol import Architecture, Method, Protocol, Training
+from dropconnectpp.lab.config.method import Method
+from dropconnectpp.lab.config.protocol import Architecture, Protocol, Training
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.kernels.dense import draw_masks, linear
 from dropconnectpp.lab.philox import Stream

@@ -36,7 +36,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import dropconnectpp as dcpp
-from dropconnectpp.lab.config.protocol import PAPER_METHODS, Architecture, Method, Protocol, Training, paper
+from dropconnectpp.lab.config.method import PAPER_METHODS, Method
+from dropconnectpp.lab.config.protocol import Architecture, Protocol, Training, paper
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.data.normalisation import standardise
 from dropconnectpp.lab.replicas.network import Shape, start

@@ -14,7 +14,7 @@ import dropconnectpp as dcpp
 from dropconnectpp import presets
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.estimators import BBVI
-from dropconnectpp.lab.config import protocol
+from dropconnectpp.lab.config.method import PRESETS, Method
 
 
 def plain() -> nn.Sequential:
@@ -34,11 +34,10 @@ def test_the_papers_setting() -> None:
 
 
 def test_the_laboratory_has_the_same_presets() -> None:
-    assert ["paper", *protocol.PRESETS] == list(dcpp.PRESETS)
-    for name, method in protocol.PRESETS.items():
+    assert ["paper", *PRESETS] == list(dcpp.PRESETS)
+    for name, method in PRESETS.items():
         options = dict(dcpp.PRESETS[name])
-        estimator = options.pop("estimator")
-        assert method == protocol.Method(estimator=estimator.name, **options)
+        assert method == Method(**options)
         assert method.label == f"DropConnect++ ({name})"
 
 

@@ -7,13 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 from dropconnectpp.errors import check_choice
-from dropconnectpp.estimators import BBVI, Local, StraightThrough
 
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "paper": MappingProxyType(
             {
-                "estimator": BBVI(baseline="running"),
+                "estimator": "bbvi",
                 "hyper": "learned",
                 "alpha": 1.0,
                 "beta": 1.0,
@@ -22,7 +21,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         ),
         "sparse": MappingProxyType(
             {
-                "estimator": StraightThrough(),
+                "estimator": "straight-through",
                 "hyper": "optimal",
                 "alpha": 10.0,
                 "beta": 90.0,
@@ -32,7 +31,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         ),
         "per-example": MappingProxyType(
             {
-                "estimator": Local(),
+                "estimator": "local",
                 "hyper": "optimal",
                 "alpha": 10.0,
                 "beta": 90.0,

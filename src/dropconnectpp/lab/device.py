@@ -11,7 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dropconnectpp.lab.config.protocol import ProtocolError
+from dropconnectpp.errors import DropConnectError
+
+
+class DeviceError(DropConnectError, ValueError):
+    """A device that does not exist here was asked for; the message says which there are."""
 
 
 def choose(name: str) -> torch.device:
@@ -21,17 +25,15 @@ def choose(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ProtocolError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}.") from error
+        raise DeviceError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}.") from error
     if device.type not in ("cpu", "cuda"):
-        raise ProtocolError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}.")
+        raise DeviceError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ProtocolError(
-            "device 'cuda' was asked for and torch sees no GPU. Use --device cpu, or look at nvidia-smi."
-        )
+        raise DeviceError("device 'cuda' was asked for and torch sees no GPU. Use --device cpu, or look at nvidia-smi.")
     if device.index is not None and device.type == "cuda":
         count = torch.cuda.device_count()
         if device.index >= count:
-            raise ProtocolError(f"device {name!r} was asked for and torch sees {count} GPU{'s' * (count != 1)}.")
+            raise DeviceError(f"device {name!r} was asked for and torch sees {count} GPU{'s' * (count != 1)}.")
         torch.cuda.set_device(device)  # kernels are launched on the current one
     return device
 

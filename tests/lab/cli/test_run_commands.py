@@ -23,7 +23,9 @@ from dropconnectpp.lab import data
 from dropconnectpp.lab.cli import run as run_commands
 from dropconnectpp.lab.cli.run import duration
 from dropconnectpp.lab.config import experiments
-from dropconnectpp.lab.config.protocol import METHODS, Architecture, ProtocolError
+from dropconnectpp.lab.config.method import METHODS
+from dropconnectpp.lab.config.protocol import Architecture
+from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.replicas.modules import build
 from dropconnectpp.lab.replicas.network import Shape

@@ -9,20 +9,11 @@ import pytest
 
 from dropconnectpp.lab.config import experiments
 from dropconnectpp.lab.config.experiments import Experiment, demo, from_file, of_the_paper
-from dropconnectpp.lab.config.protocol import (
-    PAPER_METHODS,
-    PRESETS,
-    Architecture,
-    Evaluation,
-    Method,
-    Normalisation,
-    Protocol,
-    ProtocolError,
-    Training,
-    paper,
-)
+from dropconnectpp.lab.config.method import PAPER_METHODS, PRESETS, Method
+from dropconnectpp.lab.config.protocol import Architecture, Evaluation, Normalisation, Protocol, Training, paper
+from dropconnectpp.lab.config.selection import Selection
+from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.replicas.network import Shape
-from dropconnectpp.lab.runs.hyperparameters import Selection
 
 KINDS = ["none", "dropout", "dropconnect", "dropconnect++"]
 
@@ -457,9 +448,15 @@ logit_step = 3
     assert [p.method.logit_step for p in only] == [None]
 
 
-@pytest.mark.parametrize(
-    "path", sorted((Path(__file__).parents[3] / "experiments").glob("*.toml")), ids=lambda p: p.stem
-)
+EXPERIMENTS = Path(__file__).parents[3] / "experiments"
+FILES = sorted(EXPERIMENTS.rglob("*.toml"))
+
+
+def test_experiments_come_along():
+    assert len(FILES) >= 32
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_the_experiments_that_come_along_can_be_read(path):
     experiment = from_file(path)
     searches = all(p.training.holdout for p in experiment.protocols)
@@ -471,4 +468,4 @@ def test_the_experiments_that_come_along_can_be_read(path):
     assert len({p.digest for p in experiment.protocols}) == len(experiment.protocols)
     if path.stem == "presets":
         assert set(PRESETS.values()) == {p.method for p in experiment.protocols}
-    assert path.name in (path.parent / "README.md").read_text()
+    assert f"`{path.name}`" in (EXPERIMENTS / "README.md").read_text()

@@ -13,19 +13,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from dropconnectpp.errors import DropConnectError
-from dropconnectpp.lab.config.protocol import (
-    PAPER_METHODS,
-    STEP_SIZES,
-    Architecture,
-    Evaluation,
-    Method,
-    Normalisation,
-    Protocol,
-    ProtocolError,
-    Training,
-    from_dict,
-    paper,
-)
+from dropconnectpp.lab.config.method import PAPER_METHODS, Method
+from dropconnectpp.lab.config.protocol import Architecture, Evaluation, Normalisation, Protocol, Training, paper
+from dropconnectpp.lab.config.selection import STEP_SIZES
+from dropconnectpp.lab.config.settings import ProtocolError, from_dict
 from dropconnectpp.lab.replicas.network import Shape
 
 GOLDEN = "069af34f341694bb"
@@ -197,11 +188,11 @@ def test_settings_are_read_from_toml(tmp_path):
         (lambda: Architecture(padding=-1), "sizes must be at least 1, got Architecture("),
         (
             lambda: Architecture(filter_size=9, padding=0).sides(8),
-            "the pictures are too small for this network: a map would have side 0.",
+            "the images are too small for this network: a map would have side 0.",
         ),
         (
             lambda: Architecture(filter_size=9, padding=0, pool_size=2, pool_stride=3).sides(8),
-            "the pictures are too small for this network: a map would have side 0.",
+            "the images are too small for this network: a map would have side 0.",
         ),
         (lambda: Method(kind="dropblock"), "kind must be one of none, dropout, dropconnect, dropconnect++, got 'drop"),
         (lambda: Method(estimator="reinforce"), "estimator must be one of bbvi, eq16, straight-through, local, concre"),

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from dropconnectpp.lab.config.json_values import to_json
-from dropconnectpp.lab.config.protocol import Protocol, from_dict
+from dropconnectpp.lab.config.protocol import Protocol
+from dropconnectpp.lab.config.settings import from_dict
 
 GOLDEN = Path(__file__).parent / "golden" / "recorded_protocols.json.gz"
 RECORDS = Path(__file__).parents[3] / "records"

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from dropconnectpp.lab import data
-from dropconnectpp.lab.config.protocol import Normalisation, ProtocolError
+from dropconnectpp.lab.config.protocol import Normalisation
+from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.data.normalisation import ChannelStatistics, channel_statistics, standardise
 
 

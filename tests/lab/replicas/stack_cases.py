@@ -12,7 +12,8 @@ import torch
 from tiny_cases import TWO_LAYERS
 from torch import Tensor
 
-from dropconnectpp.lab.config.protocol import Method, Protocol, Training
+from dropconnectpp.lab.config.method import Method
+from dropconnectpp.lab.config.protocol import Protocol, Training
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.replicas.stack import Stack, Unit
 

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 from stack_cases import CPU, METHODS, bright, settings, stack_of
 
-from dropconnectpp.lab.config.protocol import Evaluation, Method, Normalisation, ProtocolError
+from dropconnectpp.lab.config.method import Method
+from dropconnectpp.lab.config.protocol import Evaluation, Normalisation
+from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset, Split
 from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.replicas import evaluation

@@ -11,7 +11,8 @@ from tiny_cases import ONE_LAYER, TINY, tiny
 from torch import nn
 
 import dropconnectpp
-from dropconnectpp.lab.config.protocol import Architecture, Method
+from dropconnectpp.lab.config.method import Method
+from dropconnectpp.lab.config.protocol import Architecture
 from dropconnectpp.lab.replicas.modules import build, to_module
 from dropconnectpp.lab.replicas.network import Shape
 from dropconnectpp.lab.replicas.stack import Stack, Unit

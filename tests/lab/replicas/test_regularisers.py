@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dropconnectpp as dcpp
-from dropconnectpp.lab.config.protocol import Method
+from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.kernels.dense import linear
 from dropconnectpp.lab.kernels.noise import draw_gamma
 from dropconnectpp.lab.philox import Stream

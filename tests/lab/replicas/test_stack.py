@@ -34,7 +34,9 @@ from torch import Tensor, nn
 
 import dropconnectpp as dcpp
 from dropconnectpp.lab import data, device
-from dropconnectpp.lab.config.protocol import Architecture, Method, Normalisation, Protocol, ProtocolError, Training
+from dropconnectpp.lab.config.method import Method
+from dropconnectpp.lab.config.protocol import Architecture, Normalisation, Protocol, Training
+from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset, Split
 from dropconnectpp.lab.data.normalisation import channel_statistics
 from dropconnectpp.lab.philox import Stream
@@ -474,7 +476,7 @@ def changed(**options: Any) -> Unit:
         ([Unit(settings(batch_size=41), 0)], "batch_size is 41 and there are only 40 training examples"),
         ([Unit(settings(batch_size=31, holdout=10), 0)], "batch_size is 31 and there are only 30 training examples"),
         ([Unit(settings(holdout=40), 0)], "holdout must be less than the 40 training examples, got 40"),
-        ([changed(architecture=replace(TWO_LAYERS, padding=0, filter_size=9))], "the pictures are too small"),
+        ([changed(architecture=replace(TWO_LAYERS, padding=0, filter_size=9))], "the images are too small"),
     ],
 )
 def test_a_stack_that_cannot_be_says_why(units, message):
@@ -504,7 +506,7 @@ def test_mixed_precision_is_float32_where_there_are_no_tensor_cores():
 
 @pytest.mark.parametrize("name", ["gpu", "meta", "", "cuda:x"])
 def test_an_unknown_device_is_an_error(name):
-    with pytest.raises(ProtocolError, match="device must be auto, cpu, cuda or cuda:N"):
+    with pytest.raises(device.DeviceError, match="device must be auto, cpu, cuda or cuda:N"):
         device.choose(name)
 
 
@@ -512,7 +514,7 @@ def test_devices_are_chosen_by_name(monkeypatch):
     assert device.choose("cpu") == CPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device.choose("auto") == CPU
-    with pytest.raises(ProtocolError, match="torch sees no GPU"):
+    with pytest.raises(device.DeviceError, match="torch sees no GPU"):
         device.choose("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert device.choose("auto") == torch.device("cuda")
@@ -521,7 +523,7 @@ def test_devices_are_chosen_by_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     assert device.choose("cuda:1") == torch.device("cuda", 1)
     assert current == [torch.device("cuda", 1)]
-    with pytest.raises(ProtocolError, match="torch sees 2 GPUs"):
+    with pytest.raises(device.DeviceError, match="torch sees 2 GPUs"):
         device.choose("cuda:2")
 
 

@@ -10,7 +10,8 @@ import torch
 from tiny_cases import TINY, tiny
 
 from dropconnectpp.lab import device as devices
-from dropconnectpp.lab.config.protocol import Method, paper
+from dropconnectpp.lab.config.method import Method
+from dropconnectpp.lab.config.protocol import paper
 from dropconnectpp.lab.replicas import timing
 from dropconnectpp.lab.replicas.stack import Stack
 

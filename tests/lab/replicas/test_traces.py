@@ -20,7 +20,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dropconnectpp.lab.config.protocol import Architecture, Evaluation, Method, Protocol, Training
+from dropconnectpp.lab.config.method import Method
+from dropconnectpp.lab.config.protocol import Architecture, Evaluation, Protocol, Training
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.replicas import evaluation
 from dropconnectpp.lab.replicas.stack import Stack, Unit

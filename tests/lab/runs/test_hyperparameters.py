@@ -15,11 +15,14 @@ import torch
 from run_cases import Diary
 from tiny_cases import EVALUATION, ONE_LAYER
 
-from dropconnectpp.lab.config.protocol import Method, Protocol, ProtocolError, Training
+from dropconnectpp.lab.config.method import Method
+from dropconnectpp.lab.config.protocol import Protocol, Training
+from dropconnectpp.lab.config.selection import Selection
+from dropconnectpp.lab.config.settings import ProtocolError, from_dict
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.replicas.stack import Stack, Unit
 from dropconnectpp.lab.runs import hyperparameters as module
-from dropconnectpp.lab.runs.hyperparameters import PROVISIONAL_RATE, QUICK, Selection, select
+from dropconnectpp.lab.runs.hyperparameters import PROVISIONAL_RATE, QUICK, choose_hyperparameters
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.runner import Outcome, Runner
 from dropconnectpp.lab.runs.store import Row
@@ -82,7 +85,7 @@ def scripted(out: Path, script: Callable[[Unit], dict[str, Any]], count: int = 8
 
 
 def chosen(protocol: Protocol, runner: Runner, settings: Selection = SETTINGS) -> Protocol:
-    found = select([protocol], runner, settings)
+    found = choose_hyperparameters([protocol], runner, settings)
     assert found is not None
     return found[protocol.digest]
 
@@ -224,7 +227,7 @@ def test_a_stop_before_a_higher_rate_keeps_the_trials_and_the_next_call_goes_on(
     runner = scripted(tmp_path, script)
     stopped = Stops(tmp_path, CPU, lambda _: marked(), Diary())
     stopped.script = script
-    assert select([OPEN], stopped, FARTHER) is None
+    assert choose_hyperparameters([OPEN], stopped, FARTHER) is None
     assert chosen(OPEN, runner, FARTHER).method.rate == 0.95
     assert made == [PROVISIONAL_RATE, PROVISIONAL_RATE, 0.2, 0.6, 0.8, 0.9, 0.95]  # two replicas for the step size
 
@@ -250,8 +253,6 @@ def test_real_trainings_prefer_a_step_size_that_learns(tmp_path):
 
 
 def trials(runner: Runner) -> list[Protocol]:
-    from dropconnectpp.lab.config.protocol import from_dict
-
     return [from_dict(Protocol, row.protocol.settings) for row in rows(runner) if row.key.replica == 0]
 
 
@@ -400,7 +401,7 @@ def test_a_fixed_step_size_is_kept_and_only_the_rate_tried(tmp_path):
 def test_complete_protocols_pass_through_and_train_nothing(tmp_path):
     complete = replace(PLAIN, training=replace(PLAIN.training, step_size=0.01))
     runner = make(tmp_path)
-    assert select([complete], runner, SETTINGS) == {complete.digest: complete}
+    assert choose_hyperparameters([complete], runner, SETTINGS) == {complete.digest: complete}
     assert (groups(runner), rows(runner)) == ([], [])
     note = evidence(runner, complete)
     assert (note["resolved"], note["step_trials"], note["rate_trials"]) == (complete.digest, [], [])
@@ -408,7 +409,7 @@ def test_complete_protocols_pass_through_and_train_nothing(tmp_path):
 
 def test_several_protocols_are_chosen_for_side_by_side(tmp_path):
     runner = make(tmp_path)
-    found = select([PLAIN, OPEN], runner, SETTINGS)
+    found = choose_hyperparameters([PLAIN, OPEN], runner, SETTINGS)
     assert found is not None
     assert list(found) == [PLAIN.digest, OPEN.digest]
     assert all(protocol.complete for protocol in found.values())
@@ -484,7 +485,7 @@ def test_only_as_many_replicas_as_asked_for_are_counted(tmp_path):
 
 def test_a_stop_by_the_time_limit_gives_none_and_the_next_call_goes_on(tmp_path):
     stopped = make(tmp_path, deadline=time.monotonic() - 1.0)
-    assert select([OPEN], stopped, SETTINGS) is None
+    assert choose_hyperparameters([OPEN], stopped, SETTINGS) is None
     with stopped.store(read_only=True) as store:
         assert {name for _, name in store.notes()} == {"trial"}
     assert chosen(OPEN, make(tmp_path)) == chosen(OPEN, make(tmp_path.with_name("at-once")))
@@ -497,7 +498,7 @@ def test_a_stop_between_step_sizes_and_rates_keeps_the_step_trials(tmp_path):
 
     runner = make(tmp_path)
     runner.display = Alarm()
-    assert select([OPEN], runner, SETTINGS) is None
+    assert choose_hyperparameters([OPEN], runner, SETTINGS) is None
     assert len(rows(runner)) == 4
     later = make(tmp_path)
     assert chosen(OPEN, later).complete
@@ -535,7 +536,7 @@ def test_nobody_waits_beyond_the_time_limit(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "_wait", lambda: pytest.fail("waited"))
     runner = Busy(tmp_path, CPU, lambda _: marked(), Diary(), deadline=time.monotonic() + 0.5 * module.WAIT_S)
-    assert select([PLAIN], runner, SETTINGS) is None
+    assert choose_hyperparameters([PLAIN], runner, SETTINGS) is None
 
 
 # ------------------------------------------------------------------------------------------- settings
@@ -570,17 +571,17 @@ def test_settings_that_break_a_rule_are_refused(wrong, message):
 def test_a_holdout_of_its_own_and_an_open_rate_do_not_go_together(tmp_path):
     held_out = replace(OPEN, training=replace(OPEN.training, step_size=0.01, holdout=10))
     with pytest.raises(ProtocolError, match="choose its rate on examples it is evaluated on"):
-        select([held_out], make(tmp_path), SETTINGS)
+        choose_hyperparameters([held_out], make(tmp_path), SETTINGS)
 
 
 def test_the_error_names_what_is_open(tmp_path):
     held_out = replace(PLAIN, training=replace(PLAIN.training, step_size=None, holdout=10))
     with pytest.raises(ProtocolError, match=r"choose its step size on examples.*Give the step size, or"):
-        select([held_out], make(tmp_path), TOGETHER)
+        choose_hyperparameters([held_out], make(tmp_path), TOGETHER)
 
 
 def test_a_note_says_that_every_step_size_diverged(tmp_path):
     runner = make(tmp_path)
-    select([PLAIN], runner, replace(SETTINGS, step_sizes=(1e30, 1e31)))
+    choose_hyperparameters([PLAIN], runner, replace(SETTINGS, step_sizes=(1e30, 1e31)))
     assert isinstance(runner.display, Diary)
     assert any(note.startswith("Every step size diverged, 1e+30 is taken.") for note in runner.display.notes)

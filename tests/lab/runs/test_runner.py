@@ -21,7 +21,9 @@ import torch
 from run_cases import Diary
 from tiny_cases import EVALUATION, TINY, TWO_LAYERS, tiny
 
-from dropconnectpp.lab.config.protocol import Architecture, Method, ProtocolError
+from dropconnectpp.lab.config.method import Method
+from dropconnectpp.lab.config.protocol import Architecture
+from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.replicas import evaluation
 from dropconnectpp.lab.replicas.network import Shape
 from dropconnectpp.lab.replicas.stack import Stack, Unit

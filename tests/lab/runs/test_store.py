@@ -27,7 +27,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dropconnectpp.errors import ArgumentError, DropConnectError
-from dropconnectpp.lab.config.protocol import Protocol, from_dict, paper
+from dropconnectpp.lab.config.protocol import Protocol, paper
+from dropconnectpp.lab.config.settings import from_dict
 from dropconnectpp.lab.runs import flat_rows
 from dropconnectpp.lab.runs import owner as owner_module
 from dropconnectpp.lab.runs import store as module

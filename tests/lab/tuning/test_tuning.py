@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dropconnectpp.lab import device as devices
 from dropconnectpp.lab.cli import tune as tune_commands
-from dropconnectpp.lab.config.protocol import ProtocolError
+from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.kernels import compiled, gates, launch_config, layer, local
 from dropconnectpp.lab.kernels.launch_config import DEFAULTS, Launch, Walk
 from dropconnectpp.lab.tuning import tuning

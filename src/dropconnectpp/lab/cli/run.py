@@ -1,9 +1,8 @@
-"""`dcpp run`, `train` and `demo`: what trains networks."""
+"""`dcpp run`, `train` and `demo`: the commands that train networks."""
 
 from __future__ import annotations
 
 import math
-import re
 import shlex
 import signal
 import sys
@@ -18,26 +17,25 @@ import typer
 from rich.console import Console
 
 import dropconnectpp
-from dropconnectpp.lab.cli.results import Out, make_folder, write_report
+from dropconnectpp.lab.cli.options import (
+    DataDirectory,
+    DatasetName,
+    DeviceName,
+    Epochs,
+    Out,
+    ReplicasAtOnce,
+    Seed,
+    TimeLimit,
+    duration,
+)
+from dropconnectpp.lab.cli.results import make_folder, write_report
+from dropconnectpp.lab.config.method import METHODS, PAPER_METHODS, PRESETS, Method
 from dropconnectpp.lab.config.notes import COMMAND, COMMAND_TOGETHER, TIMING_COMMAND
-from dropconnectpp.lab.config.protocol import METHODS, PAPER_METHODS, PRESETS, Method, ProtocolError
+from dropconnectpp.lab.config.settings import ProtocolError
 
 if TYPE_CHECKING:
     from dropconnectpp.lab.config.experiments import Experiment
     from dropconnectpp.lab.runs.runner import Runner
-
-DataDirectory = Annotated[
-    Path | None,
-    typer.Option("--data-dir", envvar="DCPP_DATA", help="Where prepared data sets live (default: your cache folder)."),
-]
-DeviceName = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
-AtOnce = Annotated[
-    int | None, typer.Option("--replicas-at-once", min=1, help="Most replicas of a stack (default: as many as fit).")
-]
-TimeLimit = Annotated[
-    str | None,
-    typer.Option("--time-limit", help="Stop in time, with everything kept: 90s, 9m, 1h30m. The same command goes on."),
-]
 
 
 def _show_version(wanted: bool) -> None:
@@ -51,22 +49,7 @@ def root(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """DropConnect++: the paper's experiments, and your own."""
-
-
-def duration(text: str) -> float:
-    """Seconds of a time such as 90s, 9m or 1h30m; a bare number is seconds.
-
-    >>> duration("1h30m")
-    5400.0
-    """
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
-    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
-    if not text or found is None:
-        raise ProtocolError(f"time-limit must look like 90s, 9m or 1h30m, got {text!r}.")
-    hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return float(3600 * hours + 60 * minutes + seconds)
+    """Run the experiments of the DropConnect++ paper, or your own, and report their results."""
 
 
 def run(
@@ -74,46 +57,54 @@ def run(
         str, typer.Argument(help="table1, table2, table3, figure1, or a TOML file of your own.", show_default=False)
     ],
     context: typer.Context,
-    dataset: Annotated[str, typer.Option(help="A name that `dcpp data list` shows, or folder:PATH.")] = "cifar10",
+    dataset: DatasetName = "cifar10",
     repeats: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Networks of each method, from different random starts (default: 50, or what the file says)."
+            min=1, help="Networks of each method, from different random starts (default: 50, or as the file says)."
         ),
     ] = None,
     methods: Annotated[
-        str, typer.Option(help=f"Which of the methods, with commas between: {', '.join(METHODS)}.")
+        str, typer.Option(help=f"Methods to train, separated by commas; from {', '.join(METHODS)}.")
     ] = ",".join(PAPER_METHODS),
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epochs of each training (default: the paper's 100).")
+        int | None, typer.Option(min=1, help="Epochs for each network (default: the paper's 100).")
     ] = None,
-    step_size: Annotated[float | None, typer.Option(help="Adagrad's (default: chosen as in the paper).")] = None,
+    step_size: Annotated[
+        float | None, typer.Option(help="Step size of Adagrad (default: chosen as in the paper).")
+    ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Share that Dropout and DropConnect drop (default: chosen on held-out data).")
+        float | None,
+        typer.Option(help="Share that Dropout and DropConnect drop (default: chosen on held-out training data)."),
     ] = None,
     together: Annotated[
         bool,
         typer.Option(
-            "--together", help="Choose step sizes and rates with each other, on held-out data: fair to high rates."
+            "--together", help="Choose step size and rate jointly, on held-out training data; fair to high rates."
         ),
     ] = False,
     hyper: Annotated[
-        str | None, typer.Option(help="DropConnect++'s Beta posterior: learned (the paper's) or optimal.")
+        str | None, typer.Option(help="Beta posterior of DropConnect++: learned (the paper's) or optimal.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Root of every random number.")] = 0,
-    foreign: Annotated[str | None, typer.Option(help="Another data set that should make the network unsure.")] = None,
+    seed: Seed = 0,
+    foreign: Annotated[
+        str | None, typer.Option(help="Another data set, on which the networks' uncertainty is measured too.")
+    ] = None,
     first_replica: Annotated[
-        int, typer.Option(min=0, help="Number of the first network: machines that share no folder take different ones.")
+        int,
+        typer.Option(
+            min=0, help="Number of the first network. Machines that share no folder must train different ones."
+        ),
     ] = 0,
     device: DeviceName = "auto",
     out: Out = Path("dcpp-results"),
-    replicas_at_once: AtOnce = None,
+    replicas_at_once: ReplicasAtOnce = None,
     time_limit: TimeLimit = None,
     data_dir: DataDirectory = None,
 ) -> None:
-    """Run an experiment of the paper, or your own, and write tables and a page.
+    """Run an experiment of the paper, or your own, and write its tables and a page.
 
-    Killed or stopped at any moment, the same command goes on. Several processes may share a folder. Examples:
+    If it is stopped or killed, the same command resumes it. Several processes may share a folder. Examples:
 
       dcpp run table1 --dataset cifar10 --repeats 50 --device cuda
 
@@ -154,15 +145,15 @@ def run(
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder of results and of the page.")] = Path("dcpp-demo"),
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results and the page.")] = Path("dcpp-demo"),
     repeats: Annotated[int, typer.Option(min=1, help="Networks of each method.")] = 4,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training.")] = 6,
+    epochs: Epochs = 6,
     device: DeviceName = "auto",
 ) -> None:
-    """Table 1 in small, on pictures that come with the package: minutes on a laptop.
+    """Run Table 1 in miniature on images that come with the package; it takes minutes on a laptop.
 
-    Four methods, several repeats, significance, Monte Carlo prediction, timings and the learned posterior. Too
-    small to say which method is better; that is what `dcpp run table1` is for.
+    It shows four methods with repeats, significance, Monte Carlo prediction, timings and the learned posterior. It is
+    too small to say which method is better: for that, use `dcpp run table1`.
     """
     from dropconnectpp.lab.config import experiments
 
@@ -177,25 +168,32 @@ def demo(
 
 
 def train(
-    model: Annotated[Path, typer.Option("--model", help="Where to write the trained network, as safetensors.")],
-    dataset: Annotated[str, typer.Option(help="A name that `dcpp data list` shows, or folder:PATH.")] = "fashion-mini",
+    model: Annotated[Path, typer.Option("--model", help="File for the trained network, in safetensors format.")],
+    dataset: DatasetName = "fashion-mini",
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "dropconnect++",
     estimator: Annotated[
-        str | None, typer.Option(help="How DropConnect++ learns its keep probabilities; bbvi, or the preset's.")
+        str | None,
+        typer.Option(
+            help="Gradient estimator for DropConnect++'s keep probabilities (default: bbvi, or the preset's)."
+        ),
     ] = None,
     hyper: Annotated[
-        str | None, typer.Option(help="DropConnect++'s Beta posterior: learned or optimal; learned, or the preset's.")
+        str | None,
+        typer.Option(help="Beta posterior of DropConnect++: learned or optimal (default: learned, or the preset's)."),
     ] = None,
-    rate: Annotated[float | None, typer.Option(help="Share that Dropout or DropConnect drops; one half.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Share that Dropout or DropConnect drops (default: one half).")
+    ] = None,
     step_size: Annotated[
-        float | None, typer.Option(help="Adagrad's; 0.01, or for a preset 0.005, with which it was measured.")
+        float | None,
+        typer.Option(help="Step size of Adagrad (default: 0.01; for a preset 0.005, with which it was measured)."),
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training set.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Root of every random number.")] = 0,
+    epochs: Epochs = 10,
+    seed: Seed = 0,
     device: DeviceName = "auto",
     data_dir: DataDirectory = None,
 ) -> None:
-    """Train one network and write it as a model that `dropconnectpp.load` reads.
+    """Train one network and save it as a model that `dropconnectpp.load` reads.
 
     Example:
 
@@ -217,7 +215,7 @@ def train(
     if not model.parent.is_dir():
         raise ProtocolError(f"{model}: its folder does not exist. Make it, or give another path.")
     if model.is_dir():
-        raise ProtocolError(f"{model}: a folder. Give the path of a file in it.")
+        raise ProtocolError(f"{model}: is a folder. Give the path of a file in it.")
     stack = Stack([Unit(protocol, 0)], data.load(dataset, directory=data_dir), devices.choose(device))
     with _display() as display:
         display.group(f"{dataset}: {chosen.label}", 1, epochs, 0)
@@ -228,14 +226,14 @@ def train(
             display.epoch(epoch, loss, point.get("accuracy"))
     if not math.isfinite(loss):
         raise ProtocolError(
-            f"the training diverged at step size {step_size} and nothing was written. Use a smaller one."
+            f"the training diverged at step size {step_size}, and nothing was written. Use a smaller step size."
         )
     dropconnectpp.save(modules.to_module(stack, 0), model)
     print(f"Test accuracy {point['accuracy']:.2f}% by Eq. (19). Written: {model}")
 
 
 def _with_options(chosen: Method, name: str, **options: Any) -> Method:
-    """A method with what was said on the command line, and a rate where it needs one."""
+    """The method with the options of the command line, and with a rate if it needs one."""
     given = {option: value for option, value in options.items() if value is not None}
     unused = [one for one in given if not (chosen.has_rate if one == "rate" else chosen.kind == "dropconnect++")]
     if unused:
@@ -274,7 +272,7 @@ def _runner(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)  # a polite end, as by Ctrl-C
+    before = signal.signal(signal.SIGTERM, interrupt)  # end as after Ctrl-C
     try:
         with _display() as display:
             yield Runner(
@@ -286,14 +284,14 @@ def _runner(
                 deadline=deadline,
             )
     except KeyboardInterrupt:
-        Console(stderr=True).print("Stopped. What was finished or checkpointed is kept; the same command goes on.")
+        Console(stderr=True).print("Stopped. What was finished or checkpointed is kept; the same command resumes.")
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def _refuse_paper_options(what: str, context: typer.Context) -> None:
-    """A file says everything itself; an option that it would overrule must not pass unnoticed."""
+    """Raise if an option was given that the file would override: it must not be ignored silently."""
     for name in ("dataset", "methods", "epochs", "step_size", "rate", "together", "hyper", "seed", "foreign"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
@@ -301,23 +299,23 @@ def _refuse_paper_options(what: str, context: typer.Context) -> None:
 
 
 def _check_data(experiment: Experiment, runner: Runner) -> None:
-    """Before hours of training and before anything is written."""
+    """Load every data set, before hours of training and before anything is written."""
     for protocol in experiment.protocols:
         shape = runner.dataset(protocol.data).shape
         foreign = protocol.evaluation.foreign
         if foreign and (other := runner.dataset(foreign).shape)[1:] != shape[1:]:
             raise ProtocolError(
-                f"foreign pictures must be as large as those of {protocol.data}, {shape[1]} x {shape[2]}, and those of "
+                f"foreign images must be as large as those of {protocol.data}, {shape[1]} x {shape[2]}, and those of "
                 f"{foreign} are {other[1]} x {other[2]}."
             )
 
 
 def _train(experiment: Experiment, runner: Runner) -> bool:
-    """Choose what is open, then train; whether everything is finished now."""
+    """Choose open settings, then train. Return whether everything is finished."""
     from dropconnectpp.lab.replicas.stack import Unit
-    from dropconnectpp.lab.runs.hyperparameters import select
+    from dropconnectpp.lab.runs.hyperparameters import choose_hyperparameters
 
-    complete = select(experiment.protocols, runner, experiment.selection)
+    complete = choose_hyperparameters(experiment.protocols, runner, experiment.selection)
     if complete is None:
         return False
     outcome = runner.run([Unit(p, replica) for p in complete.values() for replica in experiment.replicas])
@@ -342,7 +340,7 @@ def _time(experiment: Experiment, runner: Runner, rounds: int = 31, steps: int =
 
 
 def _remember_command(experiment: Experiment, runner: Runner, *, timing: bool = False) -> None:
-    """The page shows what made its numbers, whoever builds it later; timings have a note of their own."""
+    """Note the command, so that the page can show it whoever builds it later; timings have a note of their own."""
     name = TIMING_COMMAND if timing else COMMAND_TOGETHER if experiment.selection.together else COMMAND
     with runner.store() as store:
         for protocol in experiment.protocols:

@@ -18,7 +18,7 @@ from dropconnectpp.errors import ArgumentError, MissingPackageError
 from dropconnectpp.lab.cli.data import step_display
 from dropconnectpp.lab.cli.display import counted
 from dropconnectpp.lab.cli.run import DeviceName, duration
-from dropconnectpp.lab.config.protocol import ProtocolError
+from dropconnectpp.lab.config.settings import ProtocolError
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""The paper's experiments by name, and anybody's own from a TOML file: what to train, and how often."""
+"""The paper's experiments by name, and your own from a TOML file: what to train, and how often."""
 
 from __future__ import annotations
 
@@ -7,31 +7,25 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from dropconnectpp.lab.config.protocol import (
-    PAPER_METHODS,
-    Architecture,
-    Evaluation,
-    Method,
-    Protocol,
-    ProtocolError,
-    from_dict,
-    paper,
-)
-from dropconnectpp.lab.runs.hyperparameters import Selection
+from dropconnectpp.lab.config.method import PAPER_METHODS, Hyper, Method, MethodName
+from dropconnectpp.lab.config.protocol import Architecture, Evaluation, Protocol, paper
+from dropconnectpp.lab.config.selection import Selection
+from dropconnectpp.lab.config.settings import ProtocolError, from_dict
 
-NAMES = ("table1", "table2", "table3", "figure1")
+ExperimentName = Literal["table1", "table2", "table3", "figure1"]
+NAMES: tuple[str, ...] = get_args(ExperimentName)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Protocols to complete and to train, how many replicas of each, and how to choose what is open."""
+    """Protocols to complete and train, how many replicas of each, and how to choose what they leave open."""
 
     protocols: tuple[Protocol, ...]
     repeats: int = 50
     first_replica: int = 0
-    """So that machines without a shared folder can each train some of the replicas."""
+    """Machines without a shared folder can each train some of the replicas."""
     selection: Selection = field(default_factory=Selection)
 
     def __post_init__(self) -> None:
@@ -47,23 +41,23 @@ class Experiment:
 
 
 def of_the_paper(
-    name: str,
+    name: ExperimentName | str,
     data: str,
     *,
-    methods: Sequence[str] = tuple(PAPER_METHODS),
+    methods: Sequence[MethodName | str] = tuple(PAPER_METHODS),
     repeats: int = 50,
     epochs: int | None = None,
     step_size: float | None = None,
     rate: float | None = None,
-    hyper: str | None = None,
+    hyper: Hyper | str | None = None,
     root_seed: int = 0,
     foreign: str | None = None,
     together: bool = False,
 ) -> Experiment:
-    """A table or the figure on one data set: the same trainings, of which each shows a part.
+    """A table or the figure on one data set. All come from the same trainings, of which each shows a part.
 
-    Table 2 has DropConnect++ with alpha~ and beta~ at their optimum too, unless `hyper` says which: a time is best
-    compared with those of the same run. With `together` step sizes and rates are chosen with each other.
+    Table 2 also has DropConnect++ with alpha~ and beta~ at their optimum, unless `hyper` says which: times are best
+    compared within one run. With `together` step sizes and rates are chosen with each other.
     """
     if name not in NAMES:
         raise ProtocolError(f"There is no experiment {name!r}. Choose from {', '.join(NAMES)}, or give a TOML file.")
@@ -90,7 +84,7 @@ def of_the_paper(
 
 
 def from_file(path: Path) -> Experiment:
-    """An experiment of one's own: `repeats`, `[protocol]`, `[[methods]]`, `[selection]`; all of them optional."""
+    """Your own experiment: `repeats`, `[protocol]`, `[[methods]]`, `[selection]`, each of them optional."""
     try:
         with path.open("rb") as file:
             content: dict[str, Any] = tomllib.load(file)
@@ -138,7 +132,7 @@ def _from_content(content: dict[str, Any]) -> Experiment:
 
 
 def _by_step_size(protocol: dict[str, Any]) -> list[dict[str, Any]]:
-    """Protocols of which a list of step sizes stands for as many."""
+    """The protocol's table; where its step size is a list, a table for each."""
     training = protocol.get("training")
     if not isinstance(training, dict) or not isinstance(training.get("step_size"), list):
         return [protocol]
@@ -147,7 +141,7 @@ def _by_step_size(protocol: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _one_by_one(table: dict[str, Any], where: str = "methods.") -> list[dict[str, Any]]:
-    """A table in which a list of values stands for as many tables; of several lists every combination."""
+    """The table, with a table for each value of a list in it; of several lists for each combination."""
     for name, value in table.items():
         if value == []:
             raise ProtocolError(f"{where}{name} is an empty list: give a value, or several.")
@@ -156,7 +150,7 @@ def _one_by_one(table: dict[str, Any], where: str = "methods.") -> list[dict[str
 
 
 def demo(repeats: int = 4, epochs: int = 6) -> Experiment:
-    """Table 1 in small, on the embedded pictures: a narrow network, few epochs, few repeats."""
+    """A small Table 1, on the embedded images: a narrow network, few epochs, few repeats."""
     architecture = Architecture(maps=(8, 8, 16), hidden=32)
     evaluation = Evaluation(
         every=2, curve_samples=10, samples=(1, 10, 30), shares=(1.0, 0.5, 0.25, 0.1), predictive_samples=10

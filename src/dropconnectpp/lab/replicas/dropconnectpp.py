@@ -15,7 +15,7 @@ from torch import Tensor
 from dropconnectpp import _polynomials as polynomials
 from dropconnectpp import functional
 from dropconnectpp.estimators import Concrete, Eq16, Estimator, resolve
-from dropconnectpp.lab.config.protocol import Method
+from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.kernels.baseline import fold_in_, weigh
 from dropconnectpp.lab.kernels.dense import beside, draw_masks, linear, score_pass
 from dropconnectpp.lab.kernels.gates import Gate, LearnedGate

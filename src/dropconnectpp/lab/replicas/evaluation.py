@@ -12,7 +12,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from dropconnectpp.lab.config.protocol import Evaluation, ProtocolError
+from dropconnectpp.lab.config.protocol import Evaluation
+from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.device import as_tensor
 from dropconnectpp.lab.kernels.dense import linear

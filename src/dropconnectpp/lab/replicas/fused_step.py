@@ -38,15 +38,15 @@ def take(stack: Stack, images: Tensor, labels: Tensor) -> Tensor:
         filters = {n: v.requires_grad_() for n, v in stack.parameters.items() if n.startswith("conv")}
         inputs = features(images, stack.parameters, stack.shape.architecture)
     found: dict[str, list[Tensor]] = {}
-    rewards, by_inputs = [], []
+    rewards, grad_inputs = [], []
     for number, segment in enumerate(stack.segments):
-        reward, by_input, own = _segment_step(stack, number, segment, inputs.detach(), labels[segment.rows])
+        reward, grad_input, own = _segment_step(stack, number, segment, inputs.detach(), labels[segment.rows])
         rewards.append(reward)
-        by_inputs.append(by_input)
+        grad_inputs.append(grad_input)
         for name, value in own.items():
             found.setdefault(name, []).append(value)
     gradients = {name: _joined(values) for name, values in found.items()}
-    back = torch.autograd.grad(inputs, list(filters.values()), _joined(by_inputs))
+    back = torch.autograd.grad(inputs, list(filters.values()), _joined(grad_inputs))
     stack.update({**gradients, **dict(zip(filters, back, strict=True))})
     return _joined(rewards)
 
@@ -76,15 +76,15 @@ def _segment_step(
     if regulariser.needs_mean_network:
         mean_reward = log_likelihoods(stack.predict_segment(segment, x.to(stack.dtype)), labels).mean(1)
     update, unmoved = _adagrad(stack, number, segment, "weight"), _kept(gate, weight)
-    by_input = backward_(x, found.by_sums, weight, gate, replicas, step, update)
+    grad_input = backward_(x, found.grad_sums, weight, gate, replicas, step, update)
     if by_score(gate):
         _learn_by_score(stack, number, segment, found.rewards, mean_reward, {"weight": unmoved, "bias": bias})
     elif isinstance(bias_gate, LearnedGate):
-        assert found.by_logit is not None
-        step_gate_(bias_gate, found.by_logit, bias, _adagrad(stack, number, segment, "bias"))
+        assert found.grad_logit is not None
+        step_gate_(bias_gate, found.grad_logit, bias, _adagrad(stack, number, segment, "bias"))
     rewards = found.rewards[0] if len(found.rewards) == 1 else found.rewards.mean(0)
-    named = {"output.weight": found.by_weight, "output.bias": found.by_output_bias, "dense.bias": found.by_bias}
-    return rewards, by_input, named
+    named = {"output.weight": found.grad_weight, "output.bias": found.grad_output_bias, "dense.bias": found.grad_bias}
+    return rewards, grad_input, named
 
 
 def by_score(gate: Gate) -> TypeGuard[LearnedGate]:
@@ -100,12 +100,12 @@ def forward(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tenso
 
 
 def backward_(
-    x: Tensor, by_sums: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor, update: Adagrad
+    x: Tensor, grad_sums: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor, update: Adagrad
 ) -> Tensor:
     """The gradient of the inputs from that of what `forward` gave; steps the weights and gates that need it."""
     if isinstance(gate, LocalGate):
-        return gate_moments_backward_(x, by_sums, weight, gate, update)
-    return gated_product_backward_(x, by_sums, weight, gate, replicas, step, update)
+        return gate_moments_backward_(x, grad_sums, weight, gate, update)
+    return gated_product_backward_(x, grad_sums, weight, gate, replicas, step, update)
 
 
 def _kept(gate: Gate, weight: Tensor) -> Tensor | None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import dropconnectpp
-from dropconnectpp.lab.config.protocol import Method
+from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.replicas.dropconnectpp import estimator_of
 from dropconnectpp.lab.replicas.network import Shape
 from dropconnectpp.lab.replicas.stack import Stack

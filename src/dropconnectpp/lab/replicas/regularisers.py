@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dropconnectpp.functional import expected_activation
-from dropconnectpp.lab.config.protocol import Method
+from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.kernels.dense import draw_masks, linear
 from dropconnectpp.lab.kernels.gates import FixedGate, Gate, OpenGate
 from dropconnectpp.lab.philox import Stream

@@ -14,13 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropconnectpp.lab.config.protocol import Method, Protocol, ProtocolError
+from dropconnectpp.lab.config.method import Method
+from dropconnectpp.lab.config.protocol import Protocol
+from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.data.normalisation import ChannelStatistics, channel_statistics, standardise
 from dropconnectpp.lab.device import as_tensor, tensor_cores
 from dropconnectpp.lab.kernels.adagrad import adagrad_all_
 from dropconnectpp.lab.kernels.dense import linear
-from dropconnectpp.lab.kernels.pictures import gather_standardised
+from dropconnectpp.lab.kernels.images import gather_standardised
 from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.replicas import fused_step
 from dropconnectpp.lab.replicas.convolutions import features

@@ -1,4 +1,4 @@
-"""Which rows of a store a report shows, and under what names: trials of step sizes and rates are left out."""
+"""Choose what a report shows of a store, and name it. Trials of step sizes and rates are left out."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.config.notes import WAYS
-from dropconnectpp.lab.config.protocol import Method, paper
+from dropconnectpp.lab.config.protocol import paper
 from dropconnectpp.lab.report import paper_values
 from dropconnectpp.lab.report.formats import finite, setting
 from dropconnectpp.lab.runs.store import FINAL, Row, StoredProtocol
 
 Notes = Mapping[tuple[str, str], Any]
+"""The store's notes, by digest and name."""
 OTHER_TITLES = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST"}
-"""Of data sets that the paper has not."""
+"""Titles of data sets that the paper does not use."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """One method on one data set: the replicas of one protocol."""
+class ReportedExperiment:
+    """One method on one data set: one protocol with its replicas."""
 
     digest: str
     label: str
-    """The method's, made unique among those it is compared with."""
+    """The method's label, made unique among the methods it is compared with."""
     data: str
     variant: str
-    """What sets it apart from other experiments with the same data; empty if nothing does."""
+    """The settings that distinguish it from other experiments on the same data; empty if there are none."""
     settings: Mapping[str, Any]
     rows: tuple[Row, ...]
     expected: frozenset[int] = frozenset()
-    """Replicas that any method of the comparison has."""
+    """Replicas that at least one method of the comparison has."""
     trusted: bool = True
     """Whether every method of the comparison was trained on the official data."""
 
@@ -42,13 +44,13 @@ class Experiment:
 
     @property
     def title(self) -> str:
-        """What tables call the data."""
+        """The data set's name in tables."""
         name = (paper_values.TITLES | OTHER_TITLES).get(self.data, self.data)
         return f"{name} ({self.variant})" if self.variant else name
 
     @property
     def paper_data(self) -> str:
-        """The data set under which the paper has values to stand beside; empty where the network is another one."""
+        """The data set whose values in the paper are comparable; empty if the network is not the paper's."""
         known = self.data in paper_values.TITLES
         usual = asdict(paper(self.data, "none").architecture) if known else {}
         given = _table(self.settings, "architecture")
@@ -56,7 +58,7 @@ class Experiment:
 
     @property
     def paper_kind(self) -> str:
-        """The kind under which the paper has values to stand beside; empty for a method that the paper has not."""
+        """The kind whose values in the paper are comparable; empty for a method that the paper does not have."""
         given, usual = _table(self.settings, "method"), asdict(Method())
         open_there = ("kind", "rate", "evaluation")
         same = all(given.get(name, value) == value for name, value in usual.items() if name not in open_there)
@@ -79,21 +81,21 @@ class Experiment:
 
     @property
     def diverged(self) -> dict[int, object]:
-        """Replicas that diverged, with the epoch they did."""
+        """Replicas that diverged, with the epoch in which they did."""
         return {r.key.replica: r.results.get("diverged_at") for r in self.rows if r.status == "diverged"}
 
     @property
     def missing(self) -> list[int]:
-        """Replicas that others have and this has not, or not yet."""
+        """Replicas that other methods have and this one does not have, or not yet."""
         return sorted(self.expected - {row.key.replica for row in self.finished})
 
     @property
     def verified(self) -> bool:
-        """Whether no row says that its data is not the official one."""
+        """Whether no row says that its data is unofficial."""
         return all(row.provenance.get("verified") is not False for row in self.finished)
 
     def values(self, *path: str) -> dict[int, float]:
-        """A result by replica, where it is there and finite: `values("uncertainty", "entropy")`."""
+        """A result by replica, where it exists and is finite: `values("uncertainty", "entropy")`."""
         found = {}
         for row in self.done:
             value: Any = row.results
@@ -116,15 +118,15 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Selected:
-    """What a report shows, in its order, and what it leaves out."""
+    """The experiments that a report shows, in its order, and what it leaves out."""
 
-    experiments: tuple[Experiment, ...]
+    experiments: tuple[ReportedExperiment, ...]
     trials: tuple[str, ...]
-    """Digests of protocols that served to choose, or were evaluated on held-out training data."""
+    """Digests of protocols that served to choose settings, or were evaluated on held-out training data."""
 
     @property
     def absence(self) -> str:
-        """What to say where there is nothing to show."""
+        """What to say when there is nothing to show."""
         if not self.trials:
             return "There are no results yet."
         return (
@@ -132,16 +134,16 @@ class Selected:
             "held-out training data."
         )
 
-    def columns(self) -> dict[tuple[str, str], list[Experiment]]:
-        """The experiments by what they are compared on."""
-        found: dict[tuple[str, str], list[Experiment]] = {}
+    def columns(self) -> dict[tuple[str, str], list[ReportedExperiment]]:
+        """The experiments by data set and variant: those of one column are compared with each other."""
+        found: dict[tuple[str, str], list[ReportedExperiment]] = {}
         for experiment in self.experiments:
             found.setdefault(experiment.column, []).append(experiment)
         return found
 
 
-def select(rows: Iterable[Row], notes: Notes) -> Selected:
-    """The experiments to show: those evaluated on the test set, but for what a note marks as a trial and none chose."""
+def select_experiments(rows: Iterable[Row], notes: Notes) -> Selected:
+    """The experiments to show: all that were evaluated on the test set, except trials that were not chosen."""
     by_digest: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_digest[row.key.digest].append(row)
@@ -157,9 +159,9 @@ def select(rows: Iterable[Row], notes: Notes) -> Selected:
     return Selected(tuple(_sorted(_named(shown))), tuple(trials))
 
 
-def plain_experiment(protocol: StoredProtocol, rows: Iterable[Row] = ()) -> Experiment:
-    """An experiment by itself, under the name it was stored with."""
-    return Experiment(
+def plain_experiment(protocol: StoredProtocol, rows: Iterable[Row] = ()) -> ReportedExperiment:
+    """An experiment on its own, under the label with which it was stored."""
+    return ReportedExperiment(
         digest=protocol.digest,
         label=protocol.label,
         data=str(protocol.settings.get("data", "")),
@@ -170,12 +172,12 @@ def plain_experiment(protocol: StoredProtocol, rows: Iterable[Row] = ()) -> Expe
 
 
 def selection_notes(notes: Notes) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """How step sizes and rates were chosen, by the digest of the incomplete protocol and the way of choosing."""
+    """Notes on how step sizes and rates were chosen, by the incomplete protocol's digest and the way of choosing."""
     return {place: note for place, note in notes.items() if place[1] in WAYS and isinstance(note, Mapping)}
 
 
 def resolutions(notes: Notes) -> dict[str, str]:
-    """What protocols with open settings became, by digest: the paper's way where they went both."""
+    """The complete protocol of each protocol with open settings; the paper's way where both were taken."""
     found = selection_notes(notes)
     places = sorted(found, key=lambda place: WAYS.index(place[1]), reverse=True)
     return {digest: str(found[digest, way].get("resolved")) for digest, way in places}
@@ -204,16 +206,16 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, str]:
     return flat
 
 
-def _differences(experiments: list[Experiment], leave_out: tuple[str, ...] = ()) -> list[str]:
-    """For each experiment, the settings on which they are not all alike."""
+def _differences(experiments: list[ReportedExperiment], leave_out: tuple[str, ...] = ()) -> list[str]:
+    """For each experiment, its values of the settings in which the experiments differ."""
     flat = [_flat(experiment.settings) for experiment in experiments]
     names = sorted({name for one in flat for name in one if not name.startswith(leave_out)})
     names = [name for name in names if len({one.get(name) for one in flat}) > 1]
     return [", ".join(f"{name.split('.')[-1]}={one.get(name, 'none')}" for name in names) for one in flat]
 
 
-def _named(experiments: list[Experiment]) -> list[Experiment]:
-    """Give each a variant and a unique label, and tell it what replicas to expect."""
+def _named(experiments: list[ReportedExperiment]) -> list[ReportedExperiment]:
+    """Give each experiment a variant and a unique label, and the replicas to expect."""
     result = []
     for column in _groups(experiments, lambda e: e.data):
         apart = _differences(column, ("data", "method.", "evaluation.", "training.step_size"))
@@ -228,18 +230,18 @@ def _named(experiments: list[Experiment]) -> list[Experiment]:
     return result
 
 
-def _groups(experiments: Iterable[Experiment], key: Any) -> list[list[Experiment]]:
-    found: dict[Any, list[Experiment]] = {}
+def _groups(experiments: Iterable[ReportedExperiment], key: Any) -> list[list[ReportedExperiment]]:
+    found: dict[Any, list[ReportedExperiment]] = {}
     for experiment in experiments:
         found.setdefault(key(experiment), []).append(experiment)
     return list(found.values())
 
 
-def _sorted(experiments: list[Experiment]) -> list[Experiment]:
-    """Data sets and methods in the paper's order, others after them by name."""
+def _sorted(experiments: list[ReportedExperiment]) -> list[ReportedExperiment]:
+    """Data sets and methods in the paper's order; others follow, by name."""
     sets, kinds = list(paper_values.TITLES), list(paper_values.KINDS)
 
-    def place(e: Experiment) -> tuple[Any, ...]:
+    def place(e: ReportedExperiment) -> tuple[Any, ...]:
         of_set = sets.index(e.data) if e.data in sets else len(sets)
         of_kind = kinds.index(e.kind) if e.kind in kinds else len(kinds)
         return of_set, e.data, e.variant, of_kind, e.label, e.digest

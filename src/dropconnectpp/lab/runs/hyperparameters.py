@@ -16,7 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dropconnectpp.lab.config.notes import PAPERS_WAY, TOGETHER
-from dropconnectpp.lab.config.protocol import STEP_SIZES, Evaluation, Protocol, ProtocolError
+from dropconnectpp.lab.config.protocol import Evaluation, Protocol
+from dropconnectpp.lab.config.selection import Selection
+from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.replicas.stack import Unit
 from dropconnectpp.lab.runs.runner import Runner
 from dropconnectpp.lab.runs.store import Row
@@ -24,67 +26,13 @@ from dropconnectpp.lab.runs.store import Row
 PROVISIONAL_RATE = 0.5
 """At which the step size is chosen while the rate is open."""
 QUICK = Evaluation(curve_samples=0, samples=(), shares=(), predictive_samples=0, every=10**6)
-RATES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-FARTHER = (0.9, 0.95)
 WAIT_S = 5.0
 """Between looks at trials that another process trains."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """How much is spent on choosing."""
-
-    step_sizes: tuple[float, ...] = STEP_SIZES
-    step_epochs: int = 2
-    """"the first few iterations"."""
-    step_replicas: int = 3
-    rates: tuple[float, ...] = RATES
-    farther: tuple[float, ...] | None = None
-    """Rates to go on to, one after another, while the highest that was tried is the best. None: `FARTHER` after
-    `RATES`, and none after any others."""
-    logit_steps: tuple[float, ...] = ()
-    """Logit steps to try for DropConnect++ where none is given; chosen as rates are."""
-    rate_epochs: int | None = None
-    """For rates and logit steps. None: as many as the experiment has."""
-    rate_replicas: int = 3
-    holdout_share: float = 0.1
-    """Of the training set, on which rates and logit steps are compared."""
-    together: bool = False
-    """Whether step sizes are compared there too, each with each rate or logit step: dearer, and fair to a rate that
-    needs another step size than the one that starts fastest. step_epochs and step_replicas are not used then."""
-
-    def __post_init__(self) -> None:
-        if not self.step_sizes or not all(0.0 < step < math.inf for step in self.step_sizes):
-            raise ProtocolError(f"step_sizes must be one or more positive numbers, got {self.step_sizes}.")
-        if not self.rates or not all(0.0 <= rate < 1.0 for rate in self.rates):
-            raise ProtocolError(f"rates must be one or more numbers in [0, 1), got {self.rates}.")
-        farther = self.farther or ()
-        if list(farther) != sorted(set(farther)) or not all(max(self.rates) < rate < 1.0 for rate in farther):
-            raise ProtocolError(f"farther must be rising numbers between the highest rate and 1, got {farther}.")
-        if not all(0.0 < step < math.inf for step in self.logit_steps):
-            raise ProtocolError(f"logit_steps must be positive numbers, got {self.logit_steps}.")
-        for name in ("step_epochs", "step_replicas", "rate_epochs", "rate_replicas"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ProtocolError(f"{name} must be at least 1, got {value}.")
-        if not 0.0 < self.holdout_share < 1.0:  # with none held out, rates would be compared on the test set
-            raise ProtocolError(f"holdout_share must lie in (0, 1), got {self.holdout_share}.")
-
-    def after(self, rate: float) -> float | None:
-        """The rate to go on to where ``rate`` is the best; None where `rates` has a higher one, and after the last.
-
-        >>> Selection().after(0.7), Selection().after(0.8), Selection().after(0.9), Selection().after(0.95)
-        (None, 0.9, 0.95, None)
-        """
-        farther = self.farther
-        if farther is None:
-            farther = FARTHER if self.rates == RATES else ()
-        if rate < max(self.rates):
-            return None
-        return next((one for one in farther if one > rate), None)
-
-
-def select(protocols: Sequence[Protocol], runner: Runner, settings: Selection) -> dict[str, Protocol] | None:
+def choose_hyperparameters(
+    protocols: Sequence[Protocol], runner: Runner, settings: Selection
+) -> dict[str, Protocol] | None:
     """Complete protocols by the digest of the incomplete ones; None if time ran out on the way."""
     first = [p for p in protocols if p.training.step_size is None and not settings.together]
     steps = _choose_steps(first, runner, settings)

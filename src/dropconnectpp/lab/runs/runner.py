@@ -19,7 +19,7 @@ import torch
 
 import dropconnectpp
 from dropconnectpp.lab import device as devices
-from dropconnectpp.lab.config.protocol import ProtocolError
+from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.kernels import launch_config
 from dropconnectpp.lab.replicas import evaluation

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dropconnectpp.lab.config.protocol import ProtocolError
+from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.data.download import ProgressCallback, silent
 from dropconnectpp.lab.kernels.gates import Adagrad, FixedGate, Gate, LearnedGate, update_gate_
 from dropconnectpp.lab.kernels.launch_config import DEFAULTS, Launch, Launches, using
@@ -130,7 +130,7 @@ class Step:
     """A layer's tensors in one training step."""
 
     x: Tensor
-    by_sums: Tensor
+    grad_sums: Tensor
     weight: Tensor
     gate: Gate
     update: Adagrad
@@ -142,7 +142,7 @@ class Step:
         if part == "forward":
             return [forward(self.x, self.weight, self.gate, self.replicas, self.number)]
         if part == "backward":
-            given = backward_(self.x, self.by_sums, self.weight, self.gate, self.replicas, self.number, self.update)
+            given = backward_(self.x, self.grad_sums, self.weight, self.gate, self.replicas, self.number, self.update)
         else:
             assert isinstance(self.gate, LearnedGate)
             given = update_gate_(self.gate, self.replicas, self.number, self.update).sum(2)
