@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from dropconnectpp.lab import data
-from dropconnectpp.lab.cli import data as data_commands
+from dropconnectpp.lab.cli import console
 from dropconnectpp.lab.cli import main as cli
 
 
@@ -78,11 +78,11 @@ def test_control_c_is_quiet(dcpp, monkeypatch):
 
 
 def test_a_terminal_gets_a_bar(monkeypatch, capsys):
-    monkeypatch.setattr(data_commands, "Console", lambda stderr: Console(stderr=stderr, force_terminal=True, width=80))
-    with data_commands.step_display() as report:
-        report("train_32x32.mat", 50, 100)
-        report("train_32x32.mat", 100, 100)
-        report("checking [this]", 0, None)
+    monkeypatch.setattr(console, "Console", lambda stderr: Console(stderr=stderr, force_terminal=True, width=80))
+    with console.step_display() as show:
+        show("train_32x32.mat", 50, 100)
+        show("train_32x32.mat", 100, 100)
+        show("checking [this]", 0, None)
     assert "checking [this]" in capsys.readouterr().err
 
 

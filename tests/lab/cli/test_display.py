@@ -90,7 +90,7 @@ def test_a_log_counts_a_resumed_stack_from_where_it_stands(log, clock):
     clock.now = 1020.0
     lines.epoch(70, 2.0, None)
     assert text() == [
-        "cifar10: Dropout: 1 replica, 100 epochs, going on after epoch 60",
+        "cifar10: Dropout: 1 replica, 100 epochs, resumed after epoch 60",
         "  epoch 70/100, loss 2.000, 60 s left",
     ]
 

@@ -20,8 +20,8 @@ from tiny_cases import ONE_LAYER_TOML, tiny
 
 import dropconnectpp
 from dropconnectpp.lab import data
-from dropconnectpp.lab.cli import run as run_commands
-from dropconnectpp.lab.cli.run import duration
+from dropconnectpp.lab.cli import display as displays
+from dropconnectpp.lab.cli.options import duration
 from dropconnectpp.lab.config import experiments
 from dropconnectpp.lab.config.method import METHODS
 from dropconnectpp.lab.config.protocol import Architecture
@@ -212,7 +212,7 @@ def test_table_3_and_figure_1_end_with_their_own_tables(dcpp, name, shown):
     assert (settings["method"]["hyper"], settings["root_seed"]) == ("optimal", 3)
 
 
-def test_foreign_pictures_are_measured(dcpp):
+def test_foreign_images_are_measured(dcpp):
     dcpp("run", "table1", *PAPER, "--methods", "dropconnect++", "--foreign", "other")
     assert rows()[0].results["foreign"]["data"] == "other"
 
@@ -263,7 +263,7 @@ def test_a_signal_keeps_what_was_finished_and_the_same_command_goes_on(dcpp, mon
         patch.setattr(Runner, "_finish", finish)
         code, out, err = dcpp("run", "mine.toml", "--replicas-at-once", "2")
     assert (code, out) == (130, "")
-    assert "Stopped. What was finished or checkpointed is kept; the same command goes on." in err
+    assert "Stopped. What was finished or checkpointed is kept; the same command resumes." in err
     assert "Traceback" not in err
     assert [row.status for row in rows()] == ["done"] * 2
     assert signal.getsignal(signal.SIGTERM) is before
@@ -299,7 +299,7 @@ def test_work_of_another_process_is_left_to_it_and_told(dcpp):
         (["run", "table1", "--dataset", "tiny", "--foreign", "imagenet"], "There is no data set 'imagenet'."),
         (
             ["run", "table1", "--dataset", "tiny", "--foreign", "large"],
-            "foreign pictures must be as large as those of tiny, 8 x 8, and those of large are 12 x 12.",
+            "foreign images must be as large as those of tiny, 8 x 8, and those of large are 12 x 12.",
         ),
         (["run", "table1", "--time-limit", "soon"], "time-limit must look like 90s, 9m or 1h30m, got 'soon'."),
         (["run", "table1", "--device", "abacus"], "device must be auto, cpu, cuda or cuda:N, got 'abacus'."),
@@ -313,7 +313,7 @@ def test_work_of_another_process_is_left_to_it_and_told(dcpp):
         (["run", "mine.toml", "--out", "mine.toml"], "mine.toml: is a file. Give a folder."),
         (["demo", "--device", "abacus"], "device must be auto, cpu, cuda or cuda:N, got 'abacus'."),
         (["train", "--model", "no/net.st"], "no/net.st: its folder does not exist. Make it, or give another path."),
-        (["train", "--model", "."], ".: a folder. Give the path of a file in it."),
+        (["train", "--model", "."], ".: is a folder. Give the path of a file in it."),
         (["train", "--model", "net.st", "--method", "magic"], "method must be one of none, "),
         (["train", "--model", "net.st", "--estimator", "magic"], "estimator must be one of bbvi, "),
         (
@@ -333,7 +333,7 @@ def test_work_of_another_process_is_left_to_it_and_told(dcpp):
         (["report", "--out", "."], "{here}/results.sqlite: there is no store to read."),
         (["store", "merge", "all", "missing"], "{here}/missing: there is no store to read."),
         (["store", "merge", "all", "mine.toml"], "{here}/mine.toml: "),
-        (["store", "merge", "mine.toml/x", "missing"], "mine.toml/x: cannot be made a folder (Not a directory)."),
+        (["store", "merge", "mine.toml/x", "missing"], "mine.toml/x: the folder cannot be made (Not a directory)."),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_1(dcpp, arguments, message, tmp_path):
@@ -433,10 +433,10 @@ def test_a_trained_network_is_a_model_that_loads(dcpp, kind, options):
     method = replace(METHODS[kind], **({"rate": 0.5} if METHODS[kind].has_rate else {}) | options)
     assert err.splitlines()[0].startswith(f"tiny: {method.label}")
     model = dropconnectpp.load("net.safetensors", build(Shape(Architecture(), 1, 8, 3), method)).eval()
-    pictures = torch.from_numpy(made("tiny").test.images).float()
-    pictures = (pictures - pictures.mean((1, 2, 3), keepdim=True)) / pictures.std((1, 2, 3), keepdim=True)
+    images = torch.from_numpy(made("tiny").test.images).float()
+    images = (images - images.mean((1, 2, 3), keepdim=True)) / images.std((1, 2, 3), keepdim=True)
     with torch.no_grad():
-        right = model(pictures).argmax(1) == torch.from_numpy(made("tiny").test.labels)
+        right = model(images).argmax(1) == torch.from_numpy(made("tiny").test.labels)
     assert out.startswith(f"Test accuracy {100 * float(right.float().mean()):.2f}% by Eq. (19).")
 
 
@@ -451,13 +451,13 @@ def test_the_same_seed_trains_the_same_network(dcpp):
 def test_a_training_that_diverged_is_told_and_not_written(dcpp):
     code, out, err = dcpp("train", "--model", "net", "--dataset", "tiny", "--epochs", "2", "--step-size", "1e30")
     assert (code, out) == (1, "")
-    assert "Error: the training diverged at step size 1e+30 and nothing was written. Use a smaller one." in err
+    assert "Error: the training diverged at step size 1e+30, and nothing was written. Use a smaller step size." in err
     assert not Path("net").exists()
 
 
 def test_a_terminal_gets_bars(monkeypatch, capsys):
-    monkeypatch.setattr(run_commands, "Console", lambda stderr: Console(stderr=stderr, force_terminal=True, width=90))
-    with run_commands._display() as display:
+    monkeypatch.setattr(displays, "Console", lambda stderr: Console(stderr=stderr, force_terminal=True, width=90))
+    with displays.run_display() as display:
         display.group("tiny: Dropout", 2, 3, 0)
         display.epoch(3, 1.0, 50.0)
     assert "tiny: Dropout, 2 replicas" in capsys.readouterr().err
@@ -520,8 +520,8 @@ def test_a_merge_adds_what_is_new_and_doubles_nothing(dcpp):
     assert (code, out.splitlines()) == (
         0,
         [
-            "one: 4 rows added, 0 already there, 0 in conflict (ours stayed)",
-            "two/results.sqlite: 2 rows added, 2 already there, 0 in conflict (ours stayed)",
+            "one: 4 rows added, 0 already there, 0 in conflict (ours kept)",
+            "two/results.sqlite: 2 rows added, 2 already there, 0 in conflict (ours kept)",
         ],
     )
     code, out, _ = dcpp("store", "merge", "all", "one", "two")
@@ -542,7 +542,7 @@ def test_a_merge_with_a_conflict_keeps_ours_and_gives_exit_code_1(dcpp):
     fill("two", accuracy=60.0)
     code, out, err = dcpp("store", "merge", "one", "two")
     assert (code, err) == (1, "")
-    assert out == "two: 0 rows added, 0 already there, 4 in conflict (ours stayed)\n"
+    assert out == "two: 0 rows added, 0 already there, 4 in conflict (ours kept)\n"
     assert {row.results["accuracy"] for row in rows("one")} == {50.0, 51.0}
 
 

@@ -31,10 +31,11 @@ from dropconnectpp.lab.config.protocol import paper
 from dropconnectpp.lab.report import build, paper_values, text_tables
 from dropconnectpp.lab.report.provenance import evidence
 from dropconnectpp.lab.report.render import drawing
-from dropconnectpp.lab.report.selection import select
+from dropconnectpp.lab.report.selection import select_experiments
 from dropconnectpp.lab.report.statistics import SIGNIFICANCE, holm, paired, student, summarise, welch
+from dropconnectpp.lab.runs.database import StoreError
 from dropconnectpp.lab.runs.owner import Owner
-from dropconnectpp.lab.runs.store import Store, StoreError
+from dropconnectpp.lab.runs.store import Store
 
 
 def text(store: Store) -> str:
@@ -266,7 +267,7 @@ def test_settings_chosen_together_are_shown_beside_the_papers_choice(store: Stor
     store.write_note(incomplete, "timings", {"seconds_per_epoch": 1.5, "replicas": 1})
     assert [row["method"] for row in tables(store)["accuracy"]] == ["Dropout (rate=0.5)", "Dropout (rate=0.8)"]
     assert [row["method"] for row in tables(store)["time"]] == ["Dropout (rate=0.5)"], "the paper's way was timed"
-    usual, together = (evidence(e, store.notes()) for e in select(store.rows(), store.notes()).experiments)
+    usual, together = (evidence(e, store.notes()) for e in select_experiments(store.rows(), store.notes()).experiments)
     assert usual.commands == ("dcpp run a", "dcpp run c")
     assert together.commands == ("dcpp run b",)
     shown = page(store)

@@ -186,7 +186,7 @@ def test_shares_are_given_by_replica_and_pooled(store: Store) -> None:
 
 @pytest.mark.parametrize(
     ("folded", "verdict"),
-    [(0.0102, "yes: "), (0.0090, "yes, cheaper: "), (0.0120, "no, dearer: "), (None, "no, dearer: ")],
+    [(0.0102, "yes: "), (0.0090, "yes, cheaper: "), (0.0120, "no, more expensive: "), (None, "no, more expensive: ")],
 )
 def test_the_question_of_cost_is_answered_from_the_timings(store: Store, folded: float | None, verdict: str) -> None:
     digests = fill_set(store, kinds=["dropout", "dropconnect++"])
@@ -344,7 +344,7 @@ def test_the_command_writes_elsewhere_and_opens_the_page(
     code, out, err = dcpp("report", "--out", str(folder), "--to", str(folder / "page"), "--open")
     assert (code, err) == (0, "")
     assert opened == [(folder / "page" / "index.html").resolve().as_uri()]
-    assert "There is no browser to open here." in out
+    assert "There is no browser here." in out
     assert not (folder / "index.html").exists()
 
 

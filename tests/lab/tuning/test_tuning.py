@@ -545,7 +545,7 @@ def test_a_file_that_is_not_ours_is_left_alone(
     monkeypatch.setattr(tuning, "tune", lambda *_, **__: pytest.fail("was measured"))
     code, out, err = dcpp("tune", *arguments)
     assert (code, out) == (1, "")
-    assert err.startswith(f"Error: {notes}: is no file of launches, and dcpp tune neither replaces nor removes it.")
+    assert err.startswith(f"Error: {notes}: is not a file of launches, and dcpp tune neither replaces nor removes it.")
     assert "DCPP_LAUNCHES" in err
     assert notes.is_dir() if text is None else notes.read_text() == text
 
@@ -571,7 +571,7 @@ def test_a_path_that_is_none_is_an_error(
     monkeypatch.setenv(launch_config.VARIABLE, "~nosuchuser/launches.json")
     code, _, err = dcpp("tune", *arguments)
     assert code == 1
-    assert err.startswith("Error: DCPP_LAUNCHES is '~nosuchuser/launches.json', which is no path here (")
+    assert err.startswith("Error: DCPP_LAUNCHES is '~nosuchuser/launches.json', which is not a path here (")
     assert err.endswith("Name a file with DCPP_LAUNCHES.\n")
 
 
@@ -633,7 +633,7 @@ def test_a_cpu_has_nothing_to_tune(dcpp: Dcpp) -> None:
 @pytest.mark.usefixtures("card")
 def test_without_triton_or_bf16_there_is_nothing_to_tune(dcpp: Dcpp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "tensor_cores", lambda device: False)
-    assert "there is nothing to tune" in dcpp("tune")[2]
+    assert "There is nothing to tune." in dcpp("tune")[2]
     monkeypatch.setattr(compiled, "compiled", lambda name: None)
     code, _, err = dcpp("tune")
     assert (code, err.strip()) == (1, "Error: dcpp tune needs Triton. Install it with: pip install triton")

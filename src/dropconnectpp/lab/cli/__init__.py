@@ -1,1 +1,1 @@
-"""The command `dcpp`."""
+"""The command `dcpp`: its subcommands, their options and what they print."""

@@ -1,17 +1,31 @@
-"""How a run shows itself: progress bars in a terminal, plain lines elsewhere."""
+"""How a run shows its progress: bars in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from dropconnectpp.lab.cli.console import counted
 from dropconnectpp.lab.runs.session import Display
 
 LINE_EVERY_S = 20.0
-"""Between plain lines of one stack."""
+"""Seconds between two plain lines of one stack, at least."""
+
+
+@contextmanager
+def run_display() -> Iterator[Display]:
+    """The display that suits stderr: bars in a terminal, lines elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Lines(console)
+        return
+    with make_progress(console) as progress:
+        yield Bars(progress)
 
 
 class Lines(Display):
@@ -28,7 +42,7 @@ class Lines(Display):
     def group(self, title: str, replicas: int, epochs: int, done: int) -> None:
         self._epochs, self._first, self._since = epochs, done, time.monotonic()
         self._last = self._began = self._since
-        resumed = f", going on after epoch {done}" if done else ""
+        resumed = f", resumed after epoch {done}" if done else ""
         self.note(f"{title}: {counted(replicas, 'replica')}, {counted(epochs, 'epoch')}{resumed}")
 
     def epoch(self, done: int, loss: float, accuracy: float | None) -> None:
@@ -41,7 +55,7 @@ class Lines(Display):
 
     def within(self, done: float) -> None:
         if time.monotonic() - self._began < LINE_EVERY_S:
-            return  # the line at its end will say more
+            return  # the line at the end of the epoch says more
         epoch = math.ceil(done) or 1
         self._now_and_then(f"  epoch {epoch}/{self._epochs}, {done - epoch + 1:.0%} done")
 
@@ -59,7 +73,7 @@ class Lines(Display):
 
 
 class Bars(Display):
-    """For a terminal: one bar a stack, with loss, accuracy and time left."""
+    """For a terminal: one bar for each stack, with loss, accuracy and time left."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -79,7 +93,7 @@ class Bars(Display):
         self.progress.update(self._task, completed=done)
 
     def epoch(self, done: int, loss: float, accuracy: float | None) -> None:
-        self._accuracy = self._accuracy if accuracy is None else accuracy  # the last one stays in sight
+        self._accuracy = self._accuracy if accuracy is None else accuracy  # the last accuracy stays visible
         self.progress.update(self._task, completed=done, figures=_figures(loss, self._accuracy))
 
     def evaluating(self, what: str, done: int, total: int) -> None:
@@ -93,13 +107,8 @@ class Bars(Display):
 
 
 def _print(console: Console, text: str) -> None:
-    """Text as it is: in `folder:cat: DropConnect` rich would see an emoji, in brackets a style."""
+    """Print text literally: rich would take `:cat:` for an emoji and brackets for a style."""
     console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
-
-
-def counted(number: int, name: str) -> str:
-    """Such as "1 replica" and "2 replicas"."""
-    return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
 def _figures(loss: float, accuracy: float | None) -> str:
@@ -108,7 +117,7 @@ def _figures(loss: float, accuracy: float | None) -> str:
 
 
 def make_progress(console: Console) -> Progress:
-    """The bars' columns."""
+    """A progress display with the columns of `Bars`."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),

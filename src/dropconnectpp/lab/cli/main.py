@@ -1,46 +1,41 @@
-"""`dcpp`, the laboratory's command."""
+"""`dcpp`, the command of the laboratory: it gathers the commands and turns our errors into one line."""
 
 from __future__ import annotations
 
 import sys
 
+# The modules of the commands import torch, matplotlib and scipy inside their functions, where they are needed: torch
+# alone takes seconds, and `dcpp --help`, `dcpp data` and a mistyped path should be answered at once.
+
 
 def main() -> None:
-    """Run `dcpp`; an error of ours is one clear line and exit code 1, not a traceback."""
+    """Run `dcpp`. An error of ours ends it with one clear line and exit code 1, without a traceback."""
     try:
         import typer
         from rich.console import Console
+        from rich.markup import escape
     except ImportError as error:
         print(f"dcpp needs {error.name}. Install it with: pip install 'dropconnectpp[lab]'", file=sys.stderr)
         raise SystemExit(1) from None
     from dropconnectpp.errors import DropConnectError
-    from dropconnectpp.lab.cli import data as data_commands
-    from dropconnectpp.lab.cli import results as result_commands
-    from dropconnectpp.lab.cli import run as run_commands
-    from dropconnectpp.lab.cli import tune as tune_commands
+    from dropconnectpp.lab.cli import data, results, run, train, tune
 
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-    app.command()(run_commands.demo)
-    app.command()(run_commands.run)
-    app.command()(run_commands.train)
-    app.command()(tune_commands.tune)
-    app.command()(result_commands.report)
-    app.command()(result_commands.results)
-    app.add_typer(data_commands.app, name="data")
-    app.add_typer(result_commands.store_app, name="store")
-    app.callback()(run_commands.root)
+    app.command()(run.demo)
+    app.command()(run.run)
+    app.command()(train.train)
+    app.command()(tune.tune)
+    app.command()(results.report)
+    app.command()(results.results)
+    app.add_typer(data.app, name="data")
+    app.add_typer(results.store_app, name="store")
+    app.callback()(run.root)
     try:
         app()
     except DropConnectError as error:
         Console(stderr=True).print(
-            f"[bold red]Error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True, emoji=False
+            f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True, emoji=False
         )
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

@@ -1,8 +1,7 @@
-"""`dcpp run`, `train` and `demo`: the commands that train networks."""
+"""`dcpp run` and `demo`: train the networks of an experiment, then report."""
 
 from __future__ import annotations
 
-import math
 import shlex
 import signal
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -29,7 +28,7 @@ from dropconnectpp.lab.cli.options import (
     duration,
 )
 from dropconnectpp.lab.cli.results import make_folder, write_report
-from dropconnectpp.lab.config.method import METHODS, PAPER_METHODS, PRESETS, Method
+from dropconnectpp.lab.config.method import METHODS, PAPER_METHODS
 from dropconnectpp.lab.config.notes import COMMAND, COMMAND_TOGETHER, TIMING_COMMAND
 from dropconnectpp.lab.config.settings import ProtocolError
 
@@ -92,9 +91,7 @@ def run(
     ] = None,
     first_replica: Annotated[
         int,
-        typer.Option(
-            min=0, help="Number of the first network. Machines that share no folder must train different ones."
-        ),
+        typer.Option(min=0, help="Number of the first network. Machines that share no folder need different ones."),
     ] = 0,
     device: DeviceName = "auto",
     out: Out = Path("dcpp-results"),
@@ -167,93 +164,7 @@ def demo(
     write_report(out)
 
 
-def train(
-    model: Annotated[Path, typer.Option("--model", help="File for the trained network, in safetensors format.")],
-    dataset: DatasetName = "fashion-mini",
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "dropconnect++",
-    estimator: Annotated[
-        str | None,
-        typer.Option(
-            help="Gradient estimator for DropConnect++'s keep probabilities (default: bbvi, or the preset's)."
-        ),
-    ] = None,
-    hyper: Annotated[
-        str | None,
-        typer.Option(help="Beta posterior of DropConnect++: learned or optimal (default: learned, or the preset's)."),
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Share that Dropout or DropConnect drops (default: one half).")
-    ] = None,
-    step_size: Annotated[
-        float | None,
-        typer.Option(help="Step size of Adagrad (default: 0.01; for a preset 0.005, with which it was measured)."),
-    ] = None,
-    epochs: Epochs = 10,
-    seed: Seed = 0,
-    device: DeviceName = "auto",
-    data_dir: DataDirectory = None,
-) -> None:
-    """Train one network and save it as a model that `dropconnectpp.load` reads.
-
-    Example:
-
-      dcpp train --model net.safetensors --dataset fashion-mini --method dropconnect++ --epochs 10
-    """
-    from dropconnectpp.lab import data
-    from dropconnectpp.lab import device as devices
-    from dropconnectpp.lab.config.protocol import paper
-    from dropconnectpp.lab.replicas import evaluation, modules
-    from dropconnectpp.lab.replicas.stack import Stack, Unit
-
-    protocol = paper(dataset, method)
-    chosen = _with_options(protocol.method, method, estimator=estimator, hyper=hyper, rate=rate)
-    if step_size is None:
-        step_size = 0.005 if method in PRESETS else 0.01
-    protocol = replace(
-        protocol, method=chosen, training=replace(protocol.training, step_size=step_size, epochs=epochs), root_seed=seed
-    )
-    if not model.parent.is_dir():
-        raise ProtocolError(f"{model}: its folder does not exist. Make it, or give another path.")
-    if model.is_dir():
-        raise ProtocolError(f"{model}: is a folder. Give the path of a file in it.")
-    stack = Stack([Unit(protocol, 0)], data.load(dataset, directory=data_dir), devices.choose(device))
-    with _display() as display:
-        display.group(f"{dataset}: {chosen.label}", 1, epochs, 0)
-        for epoch in range(1, epochs + 1):
-            loss = float(stack.train_epoch()[0])
-            last = epoch == epochs
-            point = evaluation.along_the_way(stack, replace(protocol.evaluation, curve_samples=0))[0] if last else {}
-            display.epoch(epoch, loss, point.get("accuracy"))
-    if not math.isfinite(loss):
-        raise ProtocolError(
-            f"the training diverged at step size {step_size}, and nothing was written. Use a smaller step size."
-        )
-    dropconnectpp.save(modules.to_module(stack, 0), model)
-    print(f"Test accuracy {point['accuracy']:.2f}% by Eq. (19). Written: {model}")
-
-
-def _with_options(chosen: Method, name: str, **options: Any) -> Method:
-    """The method with the options of the command line, and with a rate if it needs one."""
-    given = {option: value for option, value in options.items() if value is not None}
-    unused = [one for one in given if not (chosen.has_rate if one == "rate" else chosen.kind == "dropconnect++")]
-    if unused:
-        raise ProtocolError(f"{name} has no {unused[0]}. Leave out --{unused[0]}, or choose another --method.")
-    return replace(chosen, **({"rate": 0.5} if chosen.has_rate else {}) | given)
-
-
-# ------------------------------------------------------------------------------------------ the parts
-
-
-@contextmanager
-def _display() -> Iterator[Any]:
-    from dropconnectpp.lab.cli.display import Bars, Lines, make_progress
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield Lines(console)
-        return
-    with make_progress(console) as progress:
-        yield Bars(progress)
+# -------------------------------------------------------------------------- the steps of an experiment
 
 
 @contextmanager
@@ -262,6 +173,7 @@ def _runner(
 ) -> Iterator[Runner]:
     from dropconnectpp.lab import data
     from dropconnectpp.lab import device as devices
+    from dropconnectpp.lab.cli.display import run_display
     from dropconnectpp.lab.runs.runner import Runner
 
     deadline = None if time_limit is None else time.monotonic() + duration(time_limit)
@@ -274,7 +186,7 @@ def _runner(
 
     before = signal.signal(signal.SIGTERM, interrupt)  # end as after Ctrl-C
     try:
-        with _display() as display:
+        with run_display() as display:
             yield Runner(
                 out,
                 chosen,

@@ -1,4 +1,4 @@
-"""`dcpp tune`: what fits the kernels to a card."""
+"""`dcpp tune`: find the fastest launches of the kernels on this GPU and keep them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dropconnectpp.errors import ArgumentError, MissingPackageError
-from dropconnectpp.lab.cli.data import step_display
-from dropconnectpp.lab.cli.display import counted
-from dropconnectpp.lab.cli.run import DeviceName, duration
+from dropconnectpp.lab.cli.console import counted, step_display
+from dropconnectpp.lab.cli.options import DeviceName, duration
 from dropconnectpp.lab.config.settings import ProtocolError
 
 if TYPE_CHECKING:
@@ -30,25 +29,30 @@ if TYPE_CHECKING:
 def tune(
     device: DeviceName = "auto",
     time_limit: Annotated[
-        str, typer.Option("--time-limit", help="Measure no further after this time: 90s, 2m. What is found, counts.")
+        str, typer.Option("--time-limit", help="Stop measuring after this time and use what was found: 90s, 2m.")
     ] = "2m",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and show, and write nothing.")] = False,
-    every: Annotated[bool, typer.Option("--every", help="Show every candidate, with its time or its fault.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Measure and show the results, but write nothing.")
+    ] = False,
+    every: Annotated[
+        bool, typer.Option("--every", help="Show every candidate with its time, or why it was rejected.")
+    ] = False,
     forget: Annotated[
-        bool, typer.Option("--forget", help="Remove what was found before, and measure nothing.")
+        bool, typer.Option("--forget", help="Remove the settings found before, and measure nothing.")
     ] = False,
 ) -> None:
-    """Find out how this GPU runs the dense layer's kernels fastest, and keep it for every later run.
+    """Find the fastest settings of the dense layer's kernels on this GPU, and keep them for later runs.
 
-    Let nothing else run on the card meanwhile: it would be timed too.
+    Run nothing else on the GPU meanwhile: it would slow the kernels that are timed.
 
-    Tune before an experiment, not in its middle: a tuned card adds up in another order, which moves last digits.
+    Tune before an experiment, not during one: other settings add numbers in another order, which changes last digits.
 
-    The kernels come with tiles that were chosen on an H200. Others are tried, and nothing is measured at other times.
+    The kernels come with tile sizes that were chosen on an H200. This command alone measures others.
 
-    What gives plain PyTorch's numbers to rounding and saves at least 2% goes into a file of your cache folder.
+    A setting is kept if it reproduces plain PyTorch's results to rounding and saves at least 2% of the time.
 
-    It counts for this card, this version of Triton and these kernels. DCPP_LAUNCHES names another file, or is "off".
+    The settings go to a file in your cache folder. They apply to this GPU model, this version of Triton and these
+    kernels. DCPP_LAUNCHES names another file; "off" reads and writes none.
 
     Examples:
 
@@ -63,7 +67,7 @@ def tune(
     from dropconnectpp.lab.tuning import tuning
 
     if forget and dry_run:
-        raise ProtocolError("--forget removes a file, and --dry-run writes nothing. Use one of the two.")
+        raise ProtocolError("--forget removes a file, and --dry-run writes nothing. Use only one of them.")
     deadline = time.monotonic() + duration(time_limit)
     card = devices.choose(device)
     _check(card)
@@ -93,22 +97,23 @@ def tune(
 
 
 def _check(card: torch.device) -> None:
-    """Whether there is something to tune, or an error that says why not."""
+    """Raise an error that says why there is nothing to tune, if there is not."""
     from dropconnectpp.lab import device as devices
-    from dropconnectpp.lab.kernels.compiled import compiled
+    from dropconnectpp.lab.kernels.support import has_triton
 
     if card.type != "cuda":
         raise ProtocolError("dcpp tune measures on a CUDA device, and got a CPU. Run it on a machine with a GPU.")
-    if compiled("layer") is None:
+    if not has_triton():
         raise MissingPackageError("dcpp tune needs Triton. Install it with: pip install triton")
     if not devices.tensor_cores(card):
         raise ProtocolError(
-            f"{devices.describe(card)} has no bf16 products and does not use these kernels: there is nothing to tune."
+            f"{devices.describe(card)} has no bf16 matrix products and does not use these kernels. "
+            "There is nothing to tune."
         )
 
 
 def _measured(present: Launches, card: torch.device, replicas: int, deadline: float) -> tuple[list[Choice], bool]:
-    """What was found, and whether Ctrl-C came before the end: minutes on a card are not thrown away."""
+    """The choices made, and whether Ctrl-C came before the end: minutes of measuring are not wasted."""
     from dropconnectpp.lab.tuning import tuning
 
     bench_of, found = partial(tuning.Bench, device=card, replicas=replicas), []
@@ -131,12 +136,14 @@ def _file_of(card: torch.device) -> Path | None:
         return launch_config.file_of(card)
     except RuntimeError as error:
         named = os.environ.get(launch_config.VARIABLE)
-        what = f"{launch_config.VARIABLE} is {named!r}, which is no path here" if named else "there is no cache folder"
+        what = (
+            f"{launch_config.VARIABLE} is {named!r}, which is not a path here" if named else "there is no cache folder"
+        )
         raise ProtocolError(f"{what} ({error}). Name a file with {launch_config.VARIABLE}.") from error
 
 
 def _to_change(path: Path | None, forget: bool) -> Path:
-    """The file that will be written or removed, or, before minutes of measuring, an error that says why not."""
+    """The file to write or remove. Raises before minutes of measuring if it cannot be written or removed."""
     from dropconnectpp.lab.kernels import launch_config
 
     if path is None:
@@ -144,7 +151,7 @@ def _to_change(path: Path | None, forget: bool) -> Path:
         raise ProtocolError(f"{launch_config.VARIABLE} is 'off': no file is read or written. {use}")
     if not launch_config.is_ours(path):
         raise ProtocolError(
-            f"{path}: is no file of launches, and dcpp tune neither replaces nor removes it. "
+            f"{path}: is not a file of launches, and dcpp tune neither replaces nor removes it. "
             f"Name another with {launch_config.VARIABLE}, or remove it yourself."
         )
     if not forget:
@@ -166,7 +173,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _present(path: Path | None, made_for: dict[str, str]) -> Launches:
-    """What is to beat. `launch_config.of` says the same, with a warning that advises what is being done."""
+    """The launches to beat. Unlike `launch_config.of`, it does not advise running the command that is running."""
     from dropconnectpp.lab.kernels import launch_config
 
     try:
@@ -174,12 +181,12 @@ def _present(path: Path | None, made_for: dict[str, str]) -> Launches:
     except FileNotFoundError:
         return launch_config.DEFAULTS
     except (OSError, ArgumentError) as error:
-        print(f"{path}: cannot be used, so the defaults are what is to beat: {error}")
+        print(f"{path}: cannot be used, so the defaults are to be beaten: {error}")
         return launch_config.DEFAULTS
 
 
 def _remove(path: Path) -> bool:
-    """Whether there was such a file."""
+    """Remove the file; return whether there was one."""
     try:
         path.unlink()
     except FileNotFoundError:
@@ -207,7 +214,7 @@ def _show(choices: Sequence[Choice], title: str) -> None:
     if unfit:
         left_out.append(f"{counted(unfit, 'candidate')} that {'does' if unfit == 1 else 'do'} not fit this card")
     if wrong:
-        left_out.append(f"{counted(wrong, 'candidate')} with other numbers than plain PyTorch's")
+        left_out.append(f"{counted(wrong, 'candidate')} whose results differ from plain PyTorch's")
     if left_out:
         print(f"Left out: {', '.join(left_out)}.")
 
@@ -219,7 +226,7 @@ def _show_tried(choice: Choice) -> None:
 
 
 def _tell(choices: Sequence[Choice], stopped: bool) -> bool:
-    """Say what was not timed; whether anything was, or an error where nothing was, and Ctrl-C is not the reason."""
+    """Say what was not timed. Return whether anything was; raise if nothing was, unless Ctrl-C is the reason."""
     timed = [choice for choice in choices if choice.after_us is not None]
     failures = [choice.failure for choice in choices if choice.failure]
     for failure in failures:
@@ -227,7 +234,7 @@ def _tell(choices: Sequence[Choice], stopped: bool) -> bool:
     if missed := len(choices) - len(timed) - len(failures):
         print(f"{counted(missed, 'kernel')} {'was' if missed == 1 else 'were'} not reached: use a longer --time-limit.")
     if stopped:
-        print("Stopped. What was found until then counts." if timed else "Stopped before anything was found.")
+        print("Stopped. What was found until then is used." if timed else "Stopped before anything was found.")
     elif not timed:
         reason = "See above what failed." if failures else "Use a longer --time-limit."
         raise ProtocolError(f"No kernel could be timed, and nothing was written. {reason}")

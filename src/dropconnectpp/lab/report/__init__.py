@@ -1,4 +1,4 @@
-"""Results as a reader meets them: tables, figures, one web page. No torch: a report is rebuilt anywhere."""
+"""The report of a store: tables, figures and one web page. No torch: a report can be rebuilt on any machine."""
 
 from dropconnectpp.lab.report.building import build, text, text_tables
 from dropconnectpp.lab.report.tables.paper import report_tables

@@ -1,17 +1,26 @@
-"""A store in, a report out: the page, and the same tables and figures in other forms beside it."""
+"""Build a report from a store: the page, the same tables and figures as files beside it, and plain text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dropconnectpp.lab.report import figures, provenance, sentences, writing
-from dropconnectpp.lab.report.render import drawing, latex, markdown, page, spreadsheets
+from dropconnectpp.errors import check_choice
+from dropconnectpp.lab.report import provenance, sentences, writing
+from dropconnectpp.lab.report.figures import drawings as all_drawings
+from dropconnectpp.lab.report.render import latex, markdown, page, spreadsheets
+from dropconnectpp.lab.report.render.drawing import figure_files
 from dropconnectpp.lab.report.render.text import as_text
-from dropconnectpp.lab.report.selection import Experiment, Notes, Selected, plain_experiment, select
+from dropconnectpp.lab.report.selection import (
+    Notes,
+    ReportedExperiment,
+    Selected,
+    plain_experiment,
+    select_experiments,
+)
 from dropconnectpp.lab.report.tables.paper import report_tables, tables_of
 from dropconnectpp.lab.report.tables.rows import Table
-from dropconnectpp.lab.report.views.paper import lay_out
+from dropconnectpp.lab.report.views.paper import TABLES, TableName, lay_out
 from dropconnectpp.lab.runs.store import Row, Store, StoredProtocol
 
 PAGE = "index.html"
@@ -22,56 +31,71 @@ def build(
     out_dir: Path | str,
     *,
     command: str = "",
-    pictures: bool = True,
+    figures: bool = True,
     refresh_s: int | None = None,
+    pictures: bool | None = None,
 ) -> Path:
-    """Write the report of a store into a folder and return the page's path.
+    """Write the report of a store into a folder and return the path of its page.
 
-    Written are `index.html`, a page that needs nothing else, and beside it `tables.md`, `tables.tex` with a document
+    The report is `index.html`, a page that needs nothing else, and beside it `tables.md`, `tables.tex` with a document
     that shows it, `tables/*.csv` and `figures/*.svg`, `.png` and `.pdf`. The same store gives the same bytes.
 
-    ``command`` is shown as what made the results, instead of the commands in the store. Without ``pictures`` there
-    is no `figures/`, which takes most of the time; the page has its figures all the same. With ``refresh_s`` the page
-    loads itself anew that often. Raises `ReportError` if the folder cannot be written.
+    Args:
+        store_path: the store to read.
+        out_dir: the folder to write to; it is made if it does not exist.
+        command: shown as the command that made the results, instead of the commands in the store.
+        figures: write `figures/`, which takes most of the time. The page has its figures in any case.
+        refresh_s: the page reloads itself at this interval, in seconds.
+        pictures: the former name of `figures`; it wins where it is given.
+
+    Raises:
+        StoreError: there is no store to read.
+        ReportError: the folder cannot be written.
     """
     with Store.open(store_path, read_only=True) as store:
         rows, notes, protocols = store.rows(), store.notes(), store.protocols()
     commands = (command,) if command else provenance.commands(notes)
     folder = Path(out_dir).expanduser()
-    selected = select(rows, notes)
-    found = files(selected, notes, protocols, commands=commands, pictures=pictures, refresh_s=refresh_s)
+    found = report_files(
+        select_experiments(rows, notes),
+        notes,
+        protocols,
+        commands=commands,
+        figures=figures if pictures is None else pictures,
+        refresh_s=refresh_s,
+    )
     writing.write(folder, found)
     return folder / PAGE
 
 
-def files(
+def report_files(
     selected: Selected,
     notes: Notes,
     protocols: Sequence[StoredProtocol],
     *,
     commands: Sequence[str] = (),
-    pictures: bool = True,
+    figures: bool = True,
     refresh_s: int | None = None,
 ) -> dict[str, bytes]:
     """Every file of the report, by its path in the folder."""
     found = tables_of(selected, notes, protocols)
-    laid, drawings = lay_out(found), figures.drawings(selected, found)
-    summary, findings = page.summary(selected), sentences.findings(found["accuracy"], found["significance"])
-    drawn = [figure for kind in drawings.values() for figure in kind]
+    views, drawings = lay_out(found), all_drawings(selected, found)
+    summary, findings = sentences.summary(selected), sentences.findings(found["accuracy"], found["significance"])
+    drawn = [drawing for kind in drawings.values() for drawing in kind]
     texts = {
-        "tables.md": markdown.document(summary, findings, laid.values()),
-        "tables.tex": latex.tables(laid.values()),
-        "tables-document.tex": latex.document(drawn if pictures else ()),
+        "tables.md": markdown.document(summary, findings, views.values()),
+        "tables.tex": latex.tables(views.values()),
+        "tables-document.tex": latex.document(drawn if figures else ()),
         **{f"tables/{name}.csv": spreadsheets.as_csv(table) for name, table in found.items() if table},
     }
     saved: dict[str, bytes] = {}
-    for figure in drawn if pictures else ():
-        saved |= {f"figures/{name}": content for name, content in drawing.files(figure).items()}
+    for drawing in drawn if figures else ():
+        saved |= {f"figures/{name}": content for name, content in figure_files(drawing).items()}
     behind = [*selected.experiments, *_timed_only(selected, found["time"], protocols)]
     texts[PAGE] = page.render(
         summary=summary,
         findings=findings,
-        tables=laid,
+        tables=views,
         drawings=drawings,
         evidence=[provenance.evidence(experiment, notes) for experiment in behind],
         anchors={experiment.digest: provenance.anchor(experiment.digest) for experiment in behind},
@@ -83,23 +107,31 @@ def files(
     return {**{name: text.encode(errors="replace") for name, text in texts.items()}, **saved}
 
 
-def _timed_only(selected: Selected, time: Table, protocols: Iterable[StoredProtocol]) -> list[Experiment]:
-    """Experiments that were timed and have no results."""
+def _timed_only(selected: Selected, time: Table, protocols: Iterable[StoredProtocol]) -> list[ReportedExperiment]:
+    """Experiments that were timed but have no results."""
     timed = {row["digest"] for row in time} - {experiment.digest for experiment in selected.experiments}
     return [plain_experiment(protocol) for protocol in protocols if protocol.digest in timed]
 
 
-def text(store_path: Path | str, only: Sequence[str] | None = None) -> str:
-    """The tables of a store as plain text, for a terminal; ``only`` names some of `report_tables`."""
+def text(store_path: Path | str, only: Sequence[TableName] | None = None) -> str:
+    """The tables of a store as plain text for a terminal; ``only`` names those to show.
+
+    Raises `ArgumentError` if a name is not that of a table.
+    """
     with Store.open(store_path, read_only=True) as store:
         return text_tables(store.rows(), store.notes(), store.protocols(), only)
 
 
 def text_tables(
-    rows: Iterable[Row], notes: Notes, protocols: Iterable[StoredProtocol] = (), only: Sequence[str] | None = None
+    rows: Iterable[Row],
+    notes: Notes,
+    protocols: Iterable[StoredProtocol] = (),
+    only: Sequence[TableName] | None = None,
 ) -> str:
-    """All tables, or those of the names given, as aligned plain text, for a terminal."""
+    """All tables, or those that ``only`` names, as aligned plain text for a terminal."""
+    for name in only or ():
+        check_choice("only", name, TABLES)
     rows = list(rows)
-    laid = lay_out(report_tables(rows, notes, protocols))
-    shown = [table for name, table in laid.items() if only is None or name in only]
-    return "\n\n".join(as_text(table) for table in shown) or select(rows, notes).absence
+    views = lay_out(report_tables(rows, notes, protocols))
+    shown = [table for name, table in views.items() if only is None or name in only]
+    return "\n\n".join(as_text(table) for table in shown) or select_experiments(rows, notes).absence

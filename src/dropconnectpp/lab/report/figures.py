@@ -1,10 +1,10 @@
-"""The figures of a report, drawn from its tables: small panels that a phone shows at full width."""
+"""The figures of a report, drawn from its tables: small panels that fit the width of a phone."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,21 +13,22 @@ from matplotlib.ticker import MaxNLocator
 
 from dropconnectpp.lab.report import paper_values
 from dropconnectpp.lab.report.formats import fixed
-from dropconnectpp.lab.report.render.drawing import Drawing, Entry, Panel, colour_of, dashes_of
-from dropconnectpp.lab.report.selection import Experiment, Selected
+from dropconnectpp.lab.report.render.drawing import Drawing, FigureKind, LegendEntry, Panel, colour_of, dashes_of
+from dropconnectpp.lab.report.selection import ReportedExperiment, Selected
 from dropconnectpp.lab.report.tables.further import NLL_RULES, RULES
 from dropconnectpp.lab.report.tables.rows import Table
 from dropconnectpp.lab.report.views.further import score_place, score_title
 
 LEAST_SHARE = 0.001
-"""Bins of confidence with fewer of the pictures are not drawn: they are noise."""
-Column = Sequence[Experiment]
-Found = Mapping[str, Table]
+"""Bins of confidence with a smaller share of the images are not drawn: they are noise."""
+Column = Sequence[ReportedExperiment]
+"""Experiments that are compared with each other."""
+Tables = Mapping[str, Table]
 
 
 @dataclass(frozen=True)
 class _Line:
-    """Points of a mean with its interval, where there is one."""
+    """Points of a mean, with an interval where there is one."""
 
     x: list[float]
     mean: list[float]
@@ -36,7 +37,7 @@ class _Line:
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]], x: str, scale: float = 1.0) -> _Line:
-        """From rows with a statistic."""
+        """The line through rows that hold a statistic."""
         ordered = sorted(rows, key=lambda row: row[x])
         ends = [row["interval"] or (row["mean"], row["mean"]) for row in ordered]
         means = [row["mean"] for row in ordered]
@@ -49,9 +50,9 @@ class _Line:
         axes.fill_between(self.x, self.low, self.high, color=colour, alpha=0.18, linewidth=0)
 
 
-def drawings(selected: Selected, found: Found) -> dict[str, list[Drawing]]:
-    """All figures by kind, one of each for each data set that has the numbers."""
-    makers = {
+def drawings(selected: Selected, found: Tables) -> dict[FigureKind, list[Drawing]]:
+    """All figures by kind, one for each data set that has the numbers."""
+    makers: dict[FigureKind, Callable[[Column, Tables, str], Drawing | None]] = {
         "convergence": convergence,
         "likelihood": likelihood,
         "keep_probabilities": keep_probabilities,
@@ -59,7 +60,7 @@ def drawings(selected: Selected, found: Found) -> dict[str, list[Drawing]]:
         "pruning": pruning,
     }
     names = _slugs([" ".join(column) for column in selected.columns()])
-    drawn: dict[str, list[Drawing]] = {}
+    drawn: dict[FigureKind, list[Drawing]] = {}
     for kind, make in makers.items():
         made = [
             make(column, found, f"{kind.replace('_', '-')}-{name}")
@@ -70,7 +71,7 @@ def drawings(selected: Selected, found: Found) -> dict[str, list[Drawing]]:
 
 
 def _slugs(texts: Sequence[str]) -> list[str]:
-    """Names of files and elements, each its own.
+    """Unique names for files and elements.
 
     >>> _slugs(["cifar10 ", "folder:/My Cats", "folder:/my-cats"])
     ['cifar10', 'folder-my-cats', 'folder-my-cats-2']
@@ -86,13 +87,13 @@ def _slugs(texts: Sequence[str]) -> list[str]:
     return slugs
 
 
-def _of(rows: Table, experiment: Experiment) -> Table:
+def _of(rows: Table, experiment: ReportedExperiment) -> Table:
     return [row for row in rows if row["digest"] == experiment.digest]
 
 
-def _places(column: Column) -> dict[int, Experiment]:
-    """Experiments by their place among colours and dashes: a method of the paper looks the same in every figure."""
-    found: dict[int, Experiment] = {}
+def _places(column: Column) -> dict[int, ReportedExperiment]:
+    """Experiments by their place among colours and dashes: each of the paper's methods looks alike in every figure."""
+    found: dict[int, ReportedExperiment] = {}
     for experiment in column:
         known = paper_values.KINDS.index(experiment.kind) if experiment.kind in paper_values.KINDS else 0
         free = known not in found and experiment.kind in paper_values.KINDS
@@ -101,27 +102,27 @@ def _places(column: Column) -> dict[int, Experiment]:
 
 
 def _limits(lines: Iterable[_Line], most: float = 100.0) -> tuple[float, float]:
-    """An axis that holds all bands; those of two or three replicas may reach beyond what is possible."""
+    """Limits that include all bands, cut where a band of two or three replicas exceeds what is possible."""
     ends = [min(most, max(0.0, end)) for line in lines for end in (*line.low, *line.high)]
     margin = 0.05 * (max(ends) - min(ends)) or 0.01 * min(most, 100.0)
     return min(ends) - margin, max(ends) + margin
 
 
-def _legend(column: Column, places: Iterable[int]) -> tuple[Entry, ...]:
-    return tuple(Entry(_places(column)[place].label, place) for place in places)
+def _legend(column: Column, places: Iterable[int]) -> tuple[LegendEntry, ...]:
+    return tuple(LegendEntry(_places(column)[place].label, place) for place in places)
 
 
 # -------------------------------------------------------------------------------------------- Figure 1
 
 
-def convergence(column: Column, found: Found, name: str) -> Drawing | None:
+def convergence(column: Column, found: Tables, name: str) -> Drawing | None:
     """Figure 1(a): accuracy against epoch, by Eq. (19) and by Monte Carlo."""
     caption = f"Figure 1(a), {column[0].title}. Accuracy against epoch; bands are 95% intervals of the mean."
     return _along_epochs(column, found["convergence"], RULES, name, ("Accuracy", "accuracy, %", 2), caption)
 
 
-def likelihood(column: Column, found: Found, name: str) -> Drawing | None:
-    """Negative log-likelihood against epoch, likewise: it rises where a network grows too sure of itself."""
+def likelihood(column: Column, found: Tables, name: str) -> Drawing | None:
+    """Negative log-likelihood against epoch: it rises where networks become overconfident."""
     caption = f"{column[0].title}. Negative log-likelihood against epoch; where it rises, networks grow too sure."
     return _along_epochs(column, found["likelihood"], NLL_RULES, name, ("NLL", "NLL, nats", 4), caption)
 
@@ -134,7 +135,7 @@ def _along_epochs(
     what: tuple[str, str, int],
     caption: str,
 ) -> Drawing | None:
-    """A panel for each rule of prediction; ``what`` has the measure's name, its axis and its digits."""
+    """A panel for each prediction rule; ``what`` is the measure's name, its axis label and its digits."""
     measure, axis, digits = what
     panels: list[tuple[str, str, dict[int, _Line]]] = []
     for result, heading in zip(rules, ("One pass, Eq. (19)", "Monte Carlo, Eq. (18)"), strict=True):
@@ -166,7 +167,7 @@ def _along_epochs(
     return Drawing(name, caption, tuple(drawn), _legend(column, places))
 
 
-def keep_probabilities(column: Column, found: Found, name: str) -> Drawing | None:
+def keep_probabilities(column: Column, found: Tables, name: str) -> Drawing | None:
     """Figure 1(b): histogram and sorted curve of the learned keep probabilities, pooled over replicas."""
     histograms = {place: _of(found["keep_histogram"], experiment) for place, experiment in _places(column).items()}
     histograms = {place: rows for place, rows in histograms.items() if rows}
@@ -202,8 +203,8 @@ def keep_probabilities(column: Column, found: Found, name: str) -> Drawing | Non
 # ------------------------------------------------------------------------------------ beyond the paper
 
 
-def reliability(column: Column, found: Found, name: str) -> Drawing | None:
-    """Accuracy against confidence, and how often a network is how sure."""
+def reliability(column: Column, found: Tables, name: str) -> Drawing | None:
+    """Accuracy against confidence, and the distribution of confidence."""
     by_place = {place: _of(found["reliability"], experiment) for place, experiment in _places(column).items()}
     by_place = {place: rows for place, rows in by_place.items() if rows}
     if not by_place:
@@ -222,23 +223,23 @@ def reliability(column: Column, found: Found, name: str) -> Drawing | None:
             middle = [50.0 * (row["low"] + row["high"]) for row in rows]
             shares = [100.0 * row["share"] for row in rows]
             _Line(middle, shares, shares, shares).draw(axes, place)
-        axes.set(xlabel="confidence, %", ylabel="pictures, %", xlim=(0, 100))
+        axes.set(xlabel="confidence, %", ylabel="images, %", xlim=(0, 100))
         axes.set_ylim(bottom=0)
 
     names = ", ".join(entry.label for entry in _legend(column, by_place))
     panels = (
         Panel(f"{name}-accuracy", "Reliability", "Accuracy by confidence", f"Of {names}.", draw),
-        Panel(f"{name}-pictures", "How sure", "Share of pictures by confidence", f"Of {names}.", draw_counts),
+        Panel(f"{name}-images", "How sure", "Share of images by confidence", f"Of {names}.", draw_counts),
     )
     caption = (
         f"Reliability, {column[0].title}. On the diagonal a network is right as often as it says; below it, it is too "
-        "sure. Replicas are pooled; bins with fewer than 0.1% of the pictures are left out."
+        "sure. Replicas are pooled; bins with fewer than 0.1% of the images are left out."
     )
     return Drawing(name, caption, panels, _legend(column, by_place))
 
 
-def pruning(column: Column, found: Found, name: str) -> Drawing | None:
-    """Accuracy against the share of weights that is kept, by what they are ranked by; a panel for each method."""
+def pruning(column: Column, found: Tables, name: str) -> Drawing | None:
+    """Accuracy against the share of weights kept, for each score that ranks them; a panel for each method."""
     shown = [row for experiment in column for row in _of(found["pruning"], experiment)]
     scores = sorted({row["score"] for row in shown}, key=score_place)
     by_place = {}
@@ -264,7 +265,7 @@ def pruning(column: Column, found: Found, name: str) -> Drawing | None:
         panels.append(Panel(f"{name}-{place}", label, "Accuracy of pruned networks", about, draw))
     caption = (
         f"Pruning, {column[0].title}. Accuracy by the share of weights kept, and by what they are ranked by; bands are "
+        "95% intervals of the mean."
     )
-    caption += "95% intervals of the mean."
-    legend = tuple(Entry(score_title(score), place) for place, score in enumerate(scores))
+    legend = tuple(LegendEntry(score_title(score), place) for place, score in enumerate(scores))
     return Drawing(name, caption, tuple(panels), legend)

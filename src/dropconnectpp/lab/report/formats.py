@@ -1,4 +1,4 @@
-"""Numbers as a reader sees them. What is missing or not finite is a dash, never NaN."""
+"""Numbers and settings as text for a reader. A value that is missing or not finite is a dash, never NaN."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DASH = "–"
 
 
 def finite(value: object) -> float | None:
-    """The number, if it is one that can be averaged.
+    """The value as a float if it is a number that can be averaged, else None.
 
     >>> finite(3), finite(float("nan")), finite("3"), finite(True)
     (3.0, None, None, None)
@@ -22,7 +22,7 @@ def finite(value: object) -> float | None:
 
 
 def fixed(value: float | None, digits: int = 2) -> str:
-    """With so many decimals, without the sign of a negative zero.
+    """With ``digits`` decimals, and without the sign of a negative zero.
 
     >>> fixed(-0.001), fixed(75.698), fixed(None)
     ('0.00', '75.70', '–')
@@ -31,7 +31,7 @@ def fixed(value: float | None, digits: int = 2) -> str:
 
 
 def signed(value: float | None, digits: int = 2) -> str:
-    """With its sign.
+    """Like `fixed`, with a plus sign before positive numbers.
 
     >>> signed(1.25), signed(-0.5), signed(0.001)
     ('+1.25', '-0.50', '0.00')
@@ -41,7 +41,7 @@ def signed(value: float | None, digits: int = 2) -> str:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """With so many significant digits, as for seconds.
+    """With ``digits`` significant digits; suits seconds.
 
     >>> [significant(value) for value in (9.0, 0.01234, 9.996, 1234.5, 0.0, 1.5e-7)]
     ['9.00', '0.0123', '10.0', '1230', '0', '1.50e-07']
@@ -56,7 +56,7 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def interval(ends: Sequence[float] | None, digits: int = 2) -> str:
-    """Both ends.
+    """Both ends of an interval.
 
     >>> interval((75.1, 76.349))
     '75.10 to 76.35'
@@ -65,7 +65,7 @@ def interval(ends: Sequence[float] | None, digits: int = 2) -> str:
 
 
 def p_value(p: float | None) -> str:
-    """As in `statistics.sentence`.
+    """A p value, written as in `statistics.sentence`.
 
     >>> p_value(0.00001), p_value(0.04)
     ('< 0.0001', '0.0400')
@@ -76,7 +76,7 @@ def p_value(p: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share in percent.
+    """A share as a percentage.
 
     >>> percent(1 / 6)
     '16.7%'
@@ -85,7 +85,7 @@ def percent(share: float | None) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers, runs of them shortened.
+    """Whole numbers, with runs shortened.
 
     >>> ranges([0, 1, 2, 3, 7, 9, 10])
     '0-3, 7, 9, 10'
@@ -103,7 +103,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def setting(value: object) -> str:
-    """A setting or a piece of evidence, on one line.
+    """A setting or a piece of evidence on one line.
 
     >>> setting(None), setting([True, 2]), setting(float("inf")), setting({"a": 1.5})
     ('none', 'yes, 2', 'not finite', 'a: 1.5')

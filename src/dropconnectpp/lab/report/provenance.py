@@ -1,4 +1,4 @@
-"""How the numbers were made: what stands behind each protocol of a report."""
+"""The evidence behind the numbers of a report: seeds, machine, versions, data, choices, settings and commands."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 
 from dropconnectpp.lab.config.notes import COMMANDS, TIMING_COMMAND
 from dropconnectpp.lab.report.formats import finite, fixed, ranges, setting
-from dropconnectpp.lab.report.selection import Experiment, Notes, resolutions, selection_notes
+from dropconnectpp.lab.report.selection import Notes, ReportedExperiment, resolutions, selection_notes
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """How the numbers of one experiment were made."""
+    """The evidence behind the numbers of one experiment."""
 
     anchor: str
-    """Where the page shows it."""
+    """The id of its place on the page."""
     title: str
     facts: tuple[tuple[str, str], ...]
     commands: tuple[str, ...]
     trials: tuple[tuple[str, tuple[tuple[str, str, str], ...]], ...]
-    """Heading, then value, score and n of each trial."""
+    """For each choice a heading, and the value, score and n of each trial."""
     settings: tuple[tuple[str, str], ...]
 
 
 def anchor(digest: str) -> str:
-    """The id of a protocol on the page: the digest, or what is safe of it.
+    """The id of a protocol on the page: its digest, encoded where it is not safe as an id.
 
     >>> anchor("0411ab"), anchor('"><b>')
     ('protocol-0411ab', 'protocol-x223e3c623e')
@@ -36,12 +36,12 @@ def anchor(digest: str) -> str:
 
 
 def commands(notes: Notes) -> tuple[str, ...]:
-    """The commands that were noted, each once."""
+    """The commands in the notes, each once."""
     return tuple(sorted({str(value) for (_, name), value in notes.items() if name in COMMANDS}))
 
 
-def evidence(experiment: Experiment, notes: Notes) -> Evidence:
-    """Seeds, machine, versions, data, choices and settings behind an experiment's numbers."""
+def evidence(experiment: ReportedExperiment, notes: Notes) -> Evidence:
+    """Collect the evidence behind an experiment's numbers."""
     rows = experiment.finished
     versions = _distinct(setting(row.versions) for row in rows if row.versions)
     facts = [
@@ -82,20 +82,20 @@ def _distinct(values: Iterable[str]) -> str:
     return "; ".join(sorted({value for value in values if value}))
 
 
-def _verified(experiment: Experiment) -> str:
+def _verified(experiment: ReportedExperiment) -> str:
     if experiment.data.startswith("folder:"):
-        return "there are no official files: a folder of the owner's"
+        return "there are no official files: it is the user's own folder"
     answers = {True: "yes", False: "no"}
     return _distinct(answers.get(row.provenance.get("verified"), "") for row in experiment.finished)  # type: ignore[arg-type]
 
 
-def _diverged(experiment: Experiment) -> str:
+def _diverged(experiment: ReportedExperiment) -> str:
     epochs = {replica: finite(epoch) for replica, epoch in experiment.diverged.items()}
     return ", ".join(f"{r}" + (f" (epoch {epoch:g})" if epoch is not None else "") for r, epoch in epochs.items())
 
 
 def _trials(note: Mapping[str, Any]) -> list[tuple[str, tuple[tuple[str, str, str], ...]]]:
-    """How step size and rate were chosen, where there was a choice."""
+    """How step size and rate were chosen, where they were."""
     kinds = (
         ("step_trials", "loss", "chosen by the mean training loss of the first epochs", 4),
         ("rate_trials", "accuracy", "chosen by the accuracy on held-out training data", 2),
@@ -122,7 +122,7 @@ def _trials(note: Mapping[str, Any]) -> list[tuple[str, tuple[tuple[str, str, st
 
 
 def chosen_names(trial: Mapping[str, Any]) -> list[str]:
-    """Which settings a trial is one value of."""
+    """The settings that a trial varies."""
     return [name for name in ("step_size", "rate", "logit_step") if name in trial]
 
 

@@ -1,4 +1,4 @@
-"""What the tables say, in sentences made from their numbers."""
+"""Sentences that say what the tables show, generated from their numbers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,37 @@ from itertools import groupby
 from typing import Any
 
 from dropconnectpp.lab.report.formats import fixed, significant
+from dropconnectpp.lab.report.selection import Selected
 from dropconnectpp.lab.report.statistics import SIGNIFICANCE
 from dropconnectpp.lab.report.tables.rows import OURS, Table
 
 Sentences = tuple[tuple[str, tuple[str, ...]], ...]
-"""A heading, the data set, and lines."""
+"""For each data set a heading and lines."""
 EQUAL = 0.05
-"""Timings that differ by less than this share count as equal: they are medians of a few."""
+"""Timings that differ by at most this share count as equal: they are medians of few measurements."""
+
+
+def summary(selected: Selected) -> str:
+    """What the report holds, in one sentence.
+
+    >>> summary(Selected((), ()))
+    'There are no results yet.'
+    """
+    experiments = selected.experiments
+    done, diverged = sum(len(e.done) for e in experiments), sum(len(e.diverged) for e in experiments)
+    if not done + diverged:
+        return selected.absence
+    methods, sets = len({e.label for e in experiments}), list(dict.fromkeys(e.title for e in experiments))
+    text = f"{_count(methods, 'method')} on {listed(sets)}: {_count(done, 'network')} trained to the end"
+    return text + (f", {diverged} diverged." if diverged else ", none diverged.")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def findings(accuracy: Table, significance: Table) -> Sentences:
-    """Where DropConnect++ stands on each data set: its mean, the paper's, and whom it beats."""
+    """How DropConnect++ does on each data set: its mean, the paper's, and which methods it beats."""
     found = []
     for title, group in groupby(accuracy, lambda row: str(row["title"])):
         ours = [row for row in group if row["kind"] == OURS and row["mean"] is not None]
@@ -29,6 +49,7 @@ def findings(accuracy: Table, significance: Table) -> Sentences:
 
 def _finding(row: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]]) -> str:
     beside = "" if row["paper"] is None else f"; the paper: {fixed(row['paper'])}%"
+    # Recorded tables have these verdicts: "not distinguishable from" would change them.
     text = f"{row['method']} reaches {fixed(row['mean'])}% (n = {row['n']}{beside})."
     verdicts: dict[str, list[str]] = {"beats": [], "is beaten by": [], "cannot be told from": [], "": []}
     for pair in pairs:
@@ -47,7 +68,7 @@ def _finding(row: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as one says them.
+    """Names as a list in a sentence.
 
     >>> listed(["a", "b", "c"]), listed(["a"])
     ('a, b and c', 'a')
@@ -56,7 +77,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def cost(time: Table) -> Sentences:
-    """Is DropConnect++ as cheap as Dropout? From what was measured on one device."""
+    """Is DropConnect++ as cheap as Dropout? Answered from timings on the same device."""
     found = []
     for title, group in groupby(time, lambda row: str(row["title"])):
         rows = list(group)
@@ -67,7 +88,7 @@ def cost(time: Table) -> Sentences:
 
 
 def _one_pass(row: Mapping[str, Any]) -> tuple[str, float | None]:
-    """The cheapest way to predict by Eq. (19) that was measured."""
+    """The cheapest measured way to predict by Eq. (19), and its seconds."""
     if row["prediction_folded"] is not None:
         return "Folded into a plain network", row["prediction_folded"]
     return "By Eq. (19)", row["prediction_mean"]
@@ -86,7 +107,7 @@ def _cost(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     other = others[0]
     base = float(other["prediction_dropout"])
     ratio = seconds / base
-    unequal = "yes, cheaper" if ratio < 1.0 else "no, dearer"
+    unequal = "yes, cheaper" if ratio < 1.0 else "no, more expensive"
     verdict = "yes" if abs(ratio - 1.0) <= EQUAL else unequal
     text = (
         f"{question} {way}, {verdict}: 10,000 predictions take {significant(seconds)} s, {fixed(ratio)} times "
@@ -113,13 +134,13 @@ def _training(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     return f" Training takes {fixed(mine / base)} times as long{paper}."
 
 
-def sampling(samples: Table) -> Sentences:
-    """Does Monte Carlo with most samples beat one pass? For DropConnect++ alone, as in the paper."""
+def monte_carlo(samples: Table) -> Sentences:
+    """Does Monte Carlo with most samples beat one pass? For DropConnect++ only, as in the paper."""
     found: dict[str, tuple[str, ...]] = {}
     for row in samples:
         if row["kind"] == OURS and row["against_one_pass"]:
             heading = f"{row['title']}: {row['method']}"
-            found[heading] = (row["against_one_pass"]["sentence"],)  # the last has most samples
+            found[heading] = (row["against_one_pass"]["sentence"],)  # the last row has most samples
     return tuple(found.items())
 
 

@@ -1,15 +1,15 @@
-"""Means, intervals and tests over plain numbers: what a table may say, and how surely.
+"""Means, confidence intervals and significance tests of plain numbers: what a table may claim.
 
-A sample is a sequence of finite numbers, one for each replica. The order of its values never
-matters. Results are frozen dataclasses of plain floats. No torch: a report is rebuilt anywhere.
+A sample is a sequence of finite numbers, one for each replica; the order of its values never matters.
+Results are frozen dataclasses of plain floats. No torch: a report can be rebuilt on any machine.
 
 | function   | question                                                         | assumes          |
 | ---------- | ---------------------------------------------------------------- | ---------------- |
 | summarise  | where does the mean lie?                                         | normal means     |
-| student    | do two means differ? The paper's test                            | equal spreads    |
+| student    | do two means differ? The paper's test                            | equal variances  |
 | welch      | do two means differ?                                             |                  |
 | paired     | do two methods differ on the same starts and orders of examples? | pairs by replica |
-| holm       | which of several answers still hold together?                    |                  |
+| holm       | which of several differences remain significant together?        |                  |
 """
 
 from __future__ import annotations
@@ -17,30 +17,33 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-# scipy.special holds Student's distribution as well, and scipy.stats takes seconds to import.
+# scipy.special has Student's distribution too, and scipy.stats takes seconds to import.
 from scipy import special
 
 from dropconnectpp.errors import ArgumentError, DropConnectError
 
 SIGNIFICANCE = 0.05
-"""How often a difference may be claimed where there is none; intervals have the rest, 95%."""
+"""How often a difference may be claimed although there is none; intervals cover the other 95%."""
 LARGEST = 1e300
-"""Values from here on are refused with infinity: their sums overflow."""
+"""Values of this size and above are refused like infinity: their sums overflow."""
 ROUNDING = 1e-15
-"""A standard error below this share of the means is the rounding of equal numbers, not their spread."""
+"""A standard error below this share of the means is rounding of equal numbers, not spread."""
+
+TestName = Literal["Student", "Welch", "paired"]
+"""The three tests, as sentences name them."""
 
 Replica = TypeVar("Replica", bound=Hashable)
 
 
 class SampleError(DropConnectError, ValueError):
-    """The values given cannot answer the question; the message says which, and what is missing."""
+    """The values cannot answer the question; the message says which values, and what is missing."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A sample in one line of a table. One value alone has a mean and no spread: None."""
+    """A sample in one line of a table. A single value has a mean but no spread: None."""
 
     n: int
     mean: float
@@ -52,30 +55,29 @@ class Summary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two samples compared: the difference is a minus b, in the samples' own unit."""
+    """Two samples compared. The difference is a minus b, in the samples' own unit."""
 
-    test: str
-    """One of "Student", "Welch" and "paired"."""
+    test: TestName
     n_a: int
     n_b: int
     difference: float
     interval: tuple[float, float]
-    """95% confidence interval of the difference; leaves out 0 just when p is below 0.05."""
+    """95% confidence interval of the difference; it excludes 0 exactly when p is below 0.05."""
     t: float
     degrees_of_freedom: float
     p: float
     """Two-sided."""
     effect_size: float
-    """The difference in standard deviations: Cohen's d (pooled for Student, of the mean variance for
-    Welch), or d_z, of the differences, for pairs."""
+    """The difference in standard deviations: Cohen's d (from the pooled variance for Student, the mean
+    variance for Welch), or d_z (from the differences) for pairs."""
     unpaired: int = 0
-    """Replicas that a paired test left out since only one of the methods has them."""
+    """Replicas that a paired test left out because only one of the methods has them."""
 
 
 def summarise(values: Sequence[float]) -> Summary:
-    """Mean, spread and 95% interval of a sample.
+    """Mean, standard deviation and 95% confidence interval of a sample.
 
-    Raises `SampleError` for no values, or values that are not finite.
+    Raises `SampleError` if there are no values, or values that are not finite.
 
     >>> summarise([1.0, 2.0, 3.0])
     Summary(n=3, mean=2.0, standard_deviation=1.0, interval=(-0.484..., 4.484...))
@@ -88,10 +90,10 @@ def summarise(values: Sequence[float]) -> Summary:
 
 
 def student(a: Sequence[float], b: Sequence[float]) -> Comparison:
-    """Student's two-sample t with pooled variance: the paper's test, for spreads that are alike.
+    """Student's two-sample t test with pooled variance: the paper's test, for equal variances.
 
-    Raises `SampleError` for fewer than two values on a side, values that are not finite, or two
-    different numbers without any spread. All values equal is an answer: t = 0, p = 1.
+    Raises `SampleError` for fewer than two values on a side, for values that are not finite, and for
+    two different means without any spread. If all values are equal, t = 0 and p = 1.
 
     >>> student([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]).t
     -3.674...
@@ -104,7 +106,7 @@ def student(a: Sequence[float], b: Sequence[float]) -> Comparison:
 
 
 def welch(a: Sequence[float], b: Sequence[float]) -> Comparison:
-    """Welch's two-sample t: like `student`, but each side has its own spread.
+    """Welch's two-sample t test: like `student`, but each side has its own variance.
 
     >>> comparison = welch([1.0, 2.0, 3.0], [4.0, 6.0, 8.0])
     >>> round(comparison.degrees_of_freedom, 2), round(comparison.p, 4)
@@ -120,10 +122,10 @@ def welch(a: Sequence[float], b: Sequence[float]) -> Comparison:
 
 
 def paired(a: Mapping[Replica, float], b: Mapping[Replica, float]) -> Comparison:
-    """Student's t of the differences between a and b on the replicas that both have.
+    """Student's t test of the differences between a and b on the replicas that both have.
 
-    Replicas share their start and their order of examples across methods: the difference is free
-    of the luck that both had.
+    Replica r has the same start and order of examples under every method, so this source of variation
+    cancels in the differences.
 
     >>> comparison = paired({0: 1.0, 1: 2.0, 2: 3.5}, {0: 0.5, 1: 1.0, 2: 2.0, 3: 9.0})
     >>> comparison.difference, comparison.n_a, comparison.unpaired
@@ -152,7 +154,7 @@ def paired(a: Mapping[Replica, float], b: Mapping[Replica, float]) -> Comparison
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Holm's (1979) step-down adjustment: compare each with 0.05 and all together err in 5% of cases.
+    """Holm's (1979) step-down adjustment: compared with 0.05, all p values together err in at most 5% of cases.
 
     >>> [round(p, 4) for p in holm([0.01, 0.04, 0.03, 0.005])]
     [0.03, 0.06, 0.06, 0.02]
@@ -179,9 +181,9 @@ def sentence(
     adjusted_p: float | None = None,
     digits: int = 2,
 ) -> str:
-    """The comparison in plain words, for people who do not read t.
+    """The comparison in plain words, for readers who do not know t tests.
 
-    ``adjusted_p``, from `holm`, decides in place of p where it is given.
+    ``adjusted_p``, from `holm`, decides instead of p where it is given.
 
     >>> sentence(student([3.1, 3.2, 3.0], [2.1, 2.0, 2.2]), "DropConnect++", "Dropout", "points")
     'DropConnect++ beats Dropout by 1.00 points, 95% interval 0.77 to 1.23, p = 0.0003 (Student, n = 3 and 3)'
@@ -196,6 +198,7 @@ def sentence(
             difference, low, high = -difference, -high, -low
         start = f"{name_a} beats {name_b} by {difference:.{digits}f} {unit}"
     else:
+        # Recorded tables have these words: "not distinguishable from" would change them.
         start = f"{name_a} cannot be told from {name_b}: difference {_signed(difference, digits)} {unit}"
     chance = _p_value("p", comparison.p)
     if adjusted_p is not None:
@@ -210,12 +213,12 @@ def sentence(
     return f"{start}, {interval}, {chance} ({comparison.test}, {sizes})"
 
 
-# ------------------------------------------------------------------------------------ what they share
+# ------------------------------------------------------------------------------ what the tests share
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """A checked sample by its moments, computed without overflow, underflow or regard to order."""
+    """A checked sample by its moments, which neither overflow nor depend on the order of the values."""
 
     name: str
     n: int
@@ -241,7 +244,7 @@ class _Sample:
                 "Run more replicas: a spread needs two, a useful one ten or more."
             )
         numbers.sort()
-        # From the smallest value on, so that equal numbers have exactly themselves as mean.
+        # Relative to the smallest value, so that the mean of equal numbers is exactly that number.
         mean = numbers[0] + math.fsum(number - numbers[0] for number in numbers) / len(numbers)
         return cls(name, len(numbers), mean, math.hypot(*(number - mean for number in numbers)))
 
@@ -255,7 +258,7 @@ class _Sample:
 
 
 def _compare(
-    test: str,
+    test: TestName,
     a: _Sample,
     b: _Sample,
     error: float,
@@ -265,7 +268,7 @@ def _compare(
     difference: float | None = None,
     unpaired: int = 0,
 ) -> Comparison:
-    """The t test of a difference with a standard error, and the answers where there is no spread."""
+    """The t test of a difference with a standard error, and the answer where there is no spread."""
     difference = a.mean - b.mean if difference is None else difference
     negligible = ROUNDING * max(abs(a.mean), abs(b.mean))
     if error <= negligible:
@@ -292,7 +295,7 @@ def _compare(
 
 
 def _quantile(degrees: float) -> float:
-    """How many standard errors a two-sided 95% interval reaches to either side."""
+    """How many standard errors a two-sided 95% interval extends to either side."""
     return float(special.stdtrit(degrees, 1.0 - 0.5 * SIGNIFICANCE))
 
 

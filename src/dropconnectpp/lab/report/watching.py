@@ -1,4 +1,4 @@
-"""Keep a report as new as its store."""
+"""Keep a report up to date: rebuild it whenever its store changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 EVERY_S = 2.0
 REFRESH_S = 5
-"""How often a page that is being watched loads itself anew."""
+"""How often a page that is being watched reloads itself."""
 
 
 def watch(
@@ -18,9 +18,9 @@ def watch(
     every_s: float = EVERY_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Call ``rebuild`` at once and whenever the store has changed, until Ctrl-C; then once more, for a page that stays.
+    """Call ``rebuild`` at once and after each change of the store, until Ctrl-C; then once more, for the final page.
 
-    ``rebuild`` gets the seconds after which the page should load itself anew, and None in the end.
+    ``rebuild`` gets the seconds after which the page should reload itself, and None for the final page.
     """
     seen: object = None
     try:
@@ -35,7 +35,7 @@ def watch(
 
 
 def _stamp(path: Path) -> object:
-    """When the store's files changed; new rows may stand in its journal first."""
+    """Times and sizes of the store's files; new rows may be in its journal first."""
     found = []
     for file in (path, path.with_name(f"{path.name}-wal")):
         try:

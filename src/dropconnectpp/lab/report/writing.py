@@ -1,4 +1,4 @@
-"""The files of a report on disk: each whole or not at all, and nothing left over from an earlier report."""
+"""Write the files of a report: each completely or not at all, and nothing is left over from an earlier report."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from dropconnectpp.errors import DropConnectError
 
 LIST = ".report-files"
-"""Names what a report wrote, so that the next one removes what it no longer writes, and nothing else."""
+"""Lists the files that a report wrote, so that the next one removes those it no longer writes, and nothing else."""
 OURS = re.compile(r"(figures|tables)/[a-z0-9_-]+\.(svg|png|pdf|csv)|tables(-document)?\.(md|tex)|index\.html")
 
 
 class ReportError(DropConnectError, OSError):
-    """The report cannot be written where it was asked for."""
+    """The report cannot be written to the folder given."""
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write all files, by their path in the folder. Those that are there already with the same bytes are left alone."""
+    """Write all files, by their paths in the folder. A file that already has the same bytes is left alone."""
     listing = "".join(f"{name}\n" for name in sorted(files)).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -31,12 +31,12 @@ def write(folder: Path, files: Mapping[str, bytes]) -> None:
         place = error.filename or folder
         raise ReportError(
             f"{folder}: the report cannot be written ({place}: {error.strerror or error}). Check the permissions and "
-            "the space that is left, or give another folder."
+            "the free space, or give another folder."
         ) from error
 
 
 def _listed(folder: Path) -> set[str]:
-    """What the last report wrote, as far as the names are such as a report has."""
+    """The files that the last report wrote; names that no report writes are ignored."""
     try:
         names = (folder / LIST).read_text(encoding="utf-8").splitlines()
     except (FileNotFoundError, UnicodeDecodeError):
@@ -51,6 +51,6 @@ def _write(path: Path, content: bytes) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_bytes(content)
-        part.replace(path)  # whole or not at all: a browser may have the old one open
+        part.replace(path)  # all at once: a browser may have the old file open
     finally:
         part.unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""Laid-out tables and figures as a page, LaTeX, Markdown, CSV or text."""
+"""Formats of a report: tables and figures as a web page, LaTeX, Markdown, CSV, plain text and drawings."""

@@ -1,7 +1,7 @@
-"""How drawings become pictures: inline SVG coloured by the page's own variables, and files of their own.
+"""Render drawings: inline SVG in the page's own colours, and SVG, PNG and PDF files.
 
-On the page, text from outside never enters a drawing: names stand in the legend, which is HTML. In a file the legend
-is part of the picture.
+On the page, text from outside never enters a drawing: names are in the legend, which is HTML. In a file, the legend
+is part of the drawing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from html import escape
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 from cycler import cycler
@@ -42,41 +42,43 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 1.6,
     "lines.markersize": 3.5,
 }
+FigureKind = Literal["convergence", "likelihood", "keep_probabilities", "reliability", "pruning"]
+FileFormat = Literal["svg", "png", "pdf"]
 STAND_INS = ("#7f7f01", "#7f7f02", "#7f7f03", "#7f7f04", "#7f7f05", "#7f7f06", "#7f7f07", "#7f7f08")
-"""The page defines what each looks like, in light and in dark, as --series-1 and on."""
+"""Placeholders: the page defines the colour of each, light and dark, as --series-1, --series-2 and so on."""
 LIGHT = ("#6f7479", "#b8720a", "#0f6cad", "#b8322a", "#0b7d5c", "#8a4a9e", "#7a6a00", "#2b8fa3")
 DARK = ("#a3a9ae", "#e6a545", "#62b0ea", "#f0776c", "#4cc49c", "#cf96e0", "#cdbb4a", "#67c9dc")
 DASHES = ((0, (2, 1.5)), (0, (5, 2)), (0, (6, 2, 1, 2)), "solid")
-"""In the paper's order of methods, so that DropConnect++ is the solid line."""
+"""Line styles in the paper's order of methods; DropConnect++ is the solid line."""
 SIZE = (4.3, 2.9)
 MARGINS = {"left": 0.135, "right": 0.96, "bottom": 0.165, "top": 0.97}
-"""Of the size, the same for all panels: their axes line up, and no layout has to be searched for."""
+"""As shares of the size. They are the same for all panels, so axes line up and no layout is computed."""
 HEADING, LEGEND_LINE = 0.3, 0.2
-"""Inches in a file: above a panel, and of a line of the legend."""
+"""Heights in inches, in a file: of the heading above a panel, and of a line of the legend."""
 PIXELS_PER_INCH = 200
-METADATA: dict[str, Mapping[str, None]] = {
+METADATA: dict[FileFormat, Mapping[str, None]] = {
     "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
     "png": {"Software": None},
     "pdf": dict.fromkeys(("Creator", "Producer", "CreationDate")),
 }
-"""Without dates and versions, so that the same numbers give the same bytes."""
+"""No dates and versions, so that the same numbers give the same bytes."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A line of the legend."""
+class LegendEntry:
+    """One entry of the legend."""
 
     label: str
     place: int
 
     @property
     def series(self) -> int:
-        """From 1: --series-1 and on."""
+        """The number of its colour, from 1: --series-1."""
         return self.place % len(STAND_INS) + 1
 
     @property
     def dashes(self) -> str:
-        """stroke-dasharray."""
+        """The value of stroke-dasharray."""
         dashes = dashes_of(self.place)
         return "none" if isinstance(dashes, str) else " ".join(f"{1.5 * length:g}" for length in dashes[1])
 
@@ -94,7 +96,7 @@ class Panel:
 
     @property
     def svg(self) -> str:
-        """For the page."""
+        """The panel as an <svg> element for the page."""
         return inline(self)
 
 
@@ -105,30 +107,30 @@ class Drawing:
     name: str
     caption: str
     panels: tuple[Panel, ...]
-    legend: tuple[Entry, ...]
+    legend: tuple[LegendEntry, ...]
 
 
 def colour_of(place: int) -> str:
-    """A colour of the palette in use."""
+    """The colour of a place in the current palette."""
     return f"C{place % len(STAND_INS)}"
 
 
 def dashes_of(place: int) -> Any:
-    """A line style."""
+    """The line style of a place."""
     return DASHES[place % len(DASHES)]
 
 
 @contextmanager
 def _style(palette: tuple[str, ...]) -> Iterator[None]:
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # the reader's own matplotlibrc must not change the page
+        matplotlib.rcdefaults()  # the user's matplotlibrc must not change the page
         settings: Any = {**STYLE, "axes.prop_cycle": cycler(color=palette)}
         matplotlib.rcParams.update(settings)
         yield
 
 
 def inline(panel: Panel) -> str:
-    """One panel as an <svg> element; the same drawing gives the same text."""
+    """One panel as an <svg> element. The same drawing gives the same text."""
     with _style(STAND_INS):
         figure = Figure(figsize=SIZE)
         figure.subplots_adjust(**MARGINS)
@@ -138,7 +140,7 @@ def inline(panel: Panel) -> str:
     text, name = stream.getvalue(), panel.name
     text = text[text.index("<svg") :].strip()
     text = re.sub(r"\s*<metadata>.*?</metadata>|<style type=.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
-    # The white page behind the axes, and the axes' own.
+    # Remove the white backgrounds of the figure and of the axes.
     text = re.sub(r'\s*<g id="patch_[12]">\s*<path [^>]*fill: #ffffff[^>]*/>\s*</g>', "", text)
     text = re.sub(r'\b(id="|xlink:href="#|url\(#)', rf"\g<1>{name}-", text).replace("xlink:href", "href")
     text = text.replace("#000000", "currentColor")
@@ -152,8 +154,8 @@ def inline(panel: Panel) -> str:
     return re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1, flags=re.DOTALL)
 
 
-def files(drawing: Drawing) -> dict[str, bytes]:
-    """The drawing as pictures of their own, by file name: SVG, PNG and PDF, with the legend in them."""
+def figure_files(drawing: Drawing) -> dict[str, bytes]:
+    """The drawing as SVG, PNG and PDF files that include the legend, by file name."""
     with _style(LIGHT):
         figure = _figure(drawing)
         found = {}
@@ -165,7 +167,7 @@ def files(drawing: Drawing) -> dict[str, bytes]:
 
 
 def _figure(drawing: Drawing) -> Figure:
-    """The panels in rows of two, under the legend."""
+    """The legend, and below it the panels in rows of two."""
     columns = min(2, len(drawing.panels))
     rows = math.ceil(len(drawing.panels) / columns)
     labels = [drawable(entry.label) for entry in drawing.legend]
@@ -191,12 +193,12 @@ def _figure(drawing: Drawing) -> Figure:
         lines, [" "] * len(lines), loc="upper left", ncols=per_line, frameon=False, borderaxespad=0.4, handlelength=2.8
     )
     for text, label in zip(legend.get_texts(), labels, strict=True):
-        text.set_text(label)  # not as the line's label: one with an underscore first would be left out
+        text.set_text(label)  # set as text: a line whose label begins with an underscore would be left out
     return figure
 
 
 def drawable(text: str, longest: int = 60) -> str:
-    """Text of which the font has every character, and not too long to stand in a legend.
+    """Text that the font can show, short enough for a legend; unknown characters become question marks.
 
     >>> drawable("naïve \\U00020000")
     'naïve ?'

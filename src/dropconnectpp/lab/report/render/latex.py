@@ -1,4 +1,4 @@
-r"""Tables as LaTeX, in the paper's manner: `tables.tex` to \input, and a small document that shows it."""
+r"""Tables as LaTeX in the style of the paper: `tables.tex` to \input, and a small document that shows it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable
 
 from dropconnectpp.lab.report.render.drawing import Drawing
-from dropconnectpp.lab.report.views.cells import Cell, Laid
+from dropconnectpp.lab.report.views.cells import Cell, TableView
 
 COMMANDS = {
     "\\": r"\textbackslash{}",
@@ -51,7 +51,7 @@ FIGURES\end{document}
 
 
 def escaped(text: str) -> str:
-    r"""Text that LaTeX prints as it is, in any encoding and font; what has no ASCII form is a question mark.
+    r"""Text that LaTeX prints literally, in any encoding and font; characters without an ASCII form become "?".
 
     >>> print(escaped("50% of $x_1$ – naïve"))
     50\% of \$x\_1\$ -- naive
@@ -70,10 +70,10 @@ def _character(character: str) -> str:
 
 
 def document(drawings: Iterable[Drawing]) -> str:
-    r"""A whole document: \input{tables}, and the figures."""
+    r"""A complete document: \input{tables}, and the figures."""
     parts = []
     for place, drawing in enumerate(drawings):
-        parts += [r"\clearpage"] if place % 8 == 7 else []  # LaTeX holds only so many figures back
+        parts += [r"\clearpage"] if place % 8 == 7 else []  # LaTeX can hold back only a limited number of figures
         parts += [r"\begin{figure*}[htbp]\centering"]
         width = "" if len(drawing.panels) > 1 else "0.5"
         parts += [rf"\includegraphics[width={width}\textwidth]{{figures/{drawing.name}.pdf}}"]
@@ -82,7 +82,7 @@ def document(drawings: Iterable[Drawing]) -> str:
 
 
 def _caption(text: str) -> str:
-    """A caption without the paper's number before it: LaTeX puts its own there.
+    """A caption with the paper's number at its end, since LaTeX puts its own number first.
 
     >>> _caption("Table 1. Accuracy"), _caption("Figure 1(a), NORB. Accuracy"), _caption("Pruning")
     ('Accuracy (Table 1 of the paper)', 'NORB (Figure 1(a) of the paper). Accuracy', 'Pruning')
@@ -92,12 +92,12 @@ def _caption(text: str) -> str:
     return re.sub(r"^(Figure 1\(.\)), (.*?)\. ", r"\2 (\1 of the paper). ", text)
 
 
-def tables(laid: Iterable[Laid]) -> str:
-    """All tables but those that are too long for a page."""
-    return INTRODUCTION + "".join(_table(table) for table in laid if not table.long)
+def tables(views: Iterable[TableView]) -> str:
+    """All tables except those that are too long for a page."""
+    return INTRODUCTION + "".join(_table(table) for table in views if not table.long)
 
 
-def _table(table: Laid) -> str:
+def _table(table: TableView) -> str:
     lines = [r"\begin{table*}[htbp]\centering", rf"\caption{{{escaped(_caption(table.caption))}}}", r"\fitted{%"]
     lines += [rf"\begin{{tabular}}{{|{'c|' * len(table.columns)}}}", r"\hline"]
     lines += [_line(escaped(column) for column in table.columns), r"\hline"]

@@ -1,4 +1,4 @@
-"""Tables as Markdown."""
+"""Tables as Markdown: one document, or one section for each table."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable
 
 from dropconnectpp.lab.report.sentences import Sentences
-from dropconnectpp.lab.report.views.cells import Cell, Laid
+from dropconnectpp.lab.report.views.cells import Cell, TableView
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$&!])")
 
 
 def escaped(text: str) -> str:
-    r"""Text that Markdown shows as it is, on one line, in a table too.
+    r"""Text that Markdown shows literally, on one line, also within a table.
 
     >>> print(escaped("a|b *c*\n<d>"))
     a\|b \*c\* \<d\>
@@ -20,14 +20,14 @@ def escaped(text: str) -> str:
     return SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
-def document(summary: str, findings: Sentences, tables: Iterable[Laid]) -> str:
-    """All tables, with what they say."""
+def document(summary: str, findings: Sentences, tables: Iterable[TableView]) -> str:
+    """All tables, with the sentences that go with them."""
     parts = ["# DropConnect++: results", escaped(summary), *_said(findings)]
     return "\n\n".join(parts + list(map(section, tables))) + "\n"
 
 
-def section(table: Laid) -> str:
-    """One table under its heading, with what it says."""
+def section(table: TableView) -> str:
+    """One table under its heading, with its sentences and notes."""
     parts = [f"## {escaped(table.caption)}", *_said(table.sentences), *_groups(table), *map(escaped, table.notes)]
     return "\n\n".join(parts)
 
@@ -37,8 +37,8 @@ def _said(sentences: Sentences) -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def _groups(table: Laid) -> list[str]:
-    """A table for each group: Markdown has no groups of rows."""
+def _groups(table: TableView) -> list[str]:
+    """A table for each group, since Markdown has no groups of rows."""
     numbers = [place > 0 and place not in table.words for place in range(len(table.columns))]
     head = [_line(map(escaped, table.columns)), _line("--:" if right else ":--" for right in numbers)]
     parts = []

@@ -1,4 +1,4 @@
-"""Tables as CSV: every number unrounded, one file a table."""
+"""Tables as CSV files for spreadsheets: one file for each table, every number unrounded."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from dropconnectpp.lab.report.tables.rows import Table
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""A text that begins with one of these might be run by a spreadsheet: it gets a single quote before it."""
+"""A spreadsheet might run text that begins with one of these, so such text gets a single quote in front."""
 
 
 def as_csv(table: Table) -> str:
-    """One table; columns are all names that any row has, in the order met. What is missing is empty."""
+    """One table. The columns are the names of all rows, in the order of their first use; missing values are empty."""
     rows = [dict(_flat(row)) for row in table]
     names = list(dict.fromkeys(name for row in rows for name in row))
     stream = io.StringIO(newline="")
@@ -25,7 +25,7 @@ def as_csv(table: Table) -> str:
 
 
 def _flat(row: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested names are joined by a dot; an interval is two columns, a list is one."""
+    """The columns of a row: nested names are joined by a dot, an interval becomes two columns, a list becomes one."""
     for name, value in row.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{above}{name}.")
@@ -39,7 +39,7 @@ def _flat(row: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _cell(value: object) -> object:
-    """A text that cannot be taken for a formula, nor break the line; numbers as they are.
+    """Text that cannot be mistaken for a formula; numbers stay numbers.
 
     >>> _cell("=1+1"), _cell(-1.5), _cell(None)
     ("'=1+1", -1.5, '')

@@ -1,17 +1,17 @@
-"""Tables as aligned plain text, for a terminal."""
+"""Tables as aligned plain text for a terminal."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
 
-from dropconnectpp.lab.report.views.cells import Laid
+from dropconnectpp.lab.report.views.cells import TableView
 
 WIDTH = 80
-"""Notes under a table are as wide as the table, and at least this wide."""
+"""Notes below a table are as wide as the table, and at least this wide."""
 
 
-def as_text(table: Laid) -> str:
+def as_text(table: TableView) -> str:
     """One table as aligned plain text; the best is marked with an asterisk."""
     lines = [[cell.text + "*" * cell.strong for cell in row] for group in table.groups for row in group.rows]
     widths = [max(map(len, column)) for column in zip(table.columns, *lines, strict=True)]

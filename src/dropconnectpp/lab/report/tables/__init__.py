@@ -1,1 +1,1 @@
-"""Rows of numbers for each table of a report."""
+"""The tables of a report as plain data: unrounded numbers, one mapping for each row."""

@@ -1,4 +1,4 @@
-"""The tables behind Figure 1 and beyond the paper, as plain data."""
+"""The tables behind Figure 1, and those that go beyond the paper, as plain data."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 from dropconnectpp.lab.report import paper_values
 from dropconnectpp.lab.report.formats import finite
-from dropconnectpp.lab.report.selection import Experiment
-from dropconnectpp.lab.report.tables.rows import Table, statistic, who
+from dropconnectpp.lab.report.selection import ReportedExperiment
+from dropconnectpp.lab.report.tables.rows import Table, identity, statistic
 from dropconnectpp.lab.runs.store import Row
 
 SHARES = tuple(paper_values.SHARES)
 RULES = {"accuracy": "one pass", "mc_accuracy": "Monte Carlo"}
-"""How a point of Figure 1(a) was predicted, by its name in the results."""
+"""How a point of Figure 1(a) was predicted, by the name of the result."""
 NLL_RULES = {"nll": "one pass", "mc_nll": "Monte Carlo"}
-"""The same of the negative log-likelihood along the epochs."""
+"""The same for the negative log-likelihood by epoch."""
 
 
-def of(experiments: Sequence[Experiment]) -> dict[str, Table]:
-    """The tables by name."""
+def further_tables(experiments: Sequence[ReportedExperiment]) -> dict[str, Table]:
+    """The tables of this module, by name."""
     makers = {
         "convergence": convergence,
         "likelihood": likelihood,
@@ -42,12 +42,12 @@ def of(experiments: Sequence[Experiment]) -> dict[str, Table]:
 # -------------------------------------------------------------------------------------------- Figure 1
 
 
-def convergence(experiment: Experiment) -> Table:
+def convergence(experiment: ReportedExperiment) -> Table:
     """Figure 1(a): accuracy by epoch."""
     return _by_epoch(experiment, RULES)
 
 
-def _by_epoch(experiment: Experiment, rules: Mapping[str, str]) -> Table:
+def _by_epoch(experiment: ReportedExperiment, rules: Mapping[str, str]) -> Table:
     by_point: dict[tuple[str, float], list[float]] = defaultdict(list)
     for _, point in experiment.entries("curve"):
         epoch = finite(point.get("epoch"))
@@ -56,31 +56,31 @@ def _by_epoch(experiment: Experiment, rules: Mapping[str, str]) -> Table:
             if epoch is not None and value is not None:
                 by_point[name, epoch].append(value)
     return [
-        {**who(experiment), "rule": rules[name], "epoch": epoch, **statistic(values)}
+        {**identity(experiment), "rule": rules[name], "epoch": epoch, **statistic(values)}
         for (name, epoch), values in sorted(by_point.items())
     ]
 
 
-def _posteriors(experiment: Experiment) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _posteriors(experiment: ReportedExperiment) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for row in experiment.done:
         posterior = row.results.get("posterior")
         if isinstance(posterior, Mapping):
             yield row.key.replica, posterior
 
 
-def shares_by_replica(experiment: Experiment) -> Table:
-    """Figure 1(b) in numbers: how many keep probabilities lie where, replica by replica."""
+def shares_by_replica(experiment: ReportedExperiment) -> Table:
+    """Figure 1(b) in numbers: how many keep probabilities lie in each part of the range, for each replica."""
     table = []
     for replica, posterior in _posteriors(experiment):
         found = [finite(posterior.get(name)) for name in ("synapses", *SHARES)]
         if found[0] and None not in found:
             counts = {name: int(value or 0) for name, value in zip(("synapses", *SHARES), found, strict=True)}
-            table.append({**who(experiment), "replica": replica, **counts})
+            table.append({**identity(experiment), "replica": replica, **counts})
     return table
 
 
-def shares(experiment: Experiment) -> Table:
-    """The same over all replicas together, beside the paper's."""
+def shares(experiment: ReportedExperiment) -> Table:
+    """The same as shares of all replicas' synapses, beside the paper's."""
     found = shares_by_replica(experiment)
     if not found:
         return []
@@ -88,7 +88,7 @@ def shares(experiment: Experiment) -> Table:
     paper = paper_values.SHARES if experiment.paper_data == paper_values.FIGURE_1B_DATA else {}
     return [
         {
-            **who(experiment),
+            **identity(experiment),
             "n": len(found),
             "synapses": synapses / len(found),
             **{name: sum(row[name] for row in found) / synapses for name in SHARES},
@@ -97,30 +97,30 @@ def shares(experiment: Experiment) -> Table:
     ]
 
 
-def keep_histogram(experiment: Experiment) -> Table:
-    """Figure 1(b): share of synapses by keep probability, replicas pooled."""
+def keep_histogram(experiment: ReportedExperiment) -> Table:
+    """Figure 1(b): shares of synapses by keep probability, replicas pooled."""
     counts = [sum(values) for values in _columns(experiment, "histogram")]
     if not sum(counts):
         return []
     size = len(counts)
     return [
-        {**who(experiment), "low": i / size, "high": (i + 1) / size, "share": counts[i] / sum(counts)}
+        {**identity(experiment), "low": i / size, "high": (i + 1) / size, "share": counts[i] / sum(counts)}
         for i in range(size)
     ]
 
 
-def keep_sorted(experiment: Experiment) -> Table:
-    """Figure 1(b): keep probabilities in rising order, the mean over replicas."""
+def keep_sorted(experiment: ReportedExperiment) -> Table:
+    """Figure 1(b): keep probabilities in ascending order, averaged over replicas."""
     columns = _columns(experiment, "quantiles")
     last = max(1, len(columns) - 1)
     return [
-        {**who(experiment), "share": i / last, "keep_probability": sum(values) / len(values)}
+        {**identity(experiment), "share": i / last, "keep_probability": sum(values) / len(values)}
         for i, values in enumerate(columns)
     ]
 
 
-def _columns(experiment: Experiment, name: str) -> list[tuple[float, ...]]:
-    """The values of a list in the posterior, place by place, over the replicas whose list is as long as the first's."""
+def _columns(experiment: ReportedExperiment, name: str) -> list[tuple[float, ...]]:
+    """A list in the posterior, element by element over the replicas whose list is as long as the first replica's."""
     found: list[list[float]] = []
     for _, posterior in _posteriors(experiment):
         numbers = _numbers(posterior.get(name))
@@ -130,7 +130,7 @@ def _columns(experiment: Experiment, name: str) -> list[tuple[float, ...]]:
 
 
 def _numbers(values: object) -> list[float]:
-    """A list of finite numbers; empty if it is none."""
+    """The values if they are a list of finite numbers, else an empty list."""
     numbers = [finite(value) for value in values] if isinstance(values, list) else []
     return [number for number in numbers if number is not None] if None not in numbers else []
 
@@ -138,13 +138,13 @@ def _numbers(values: object) -> list[float]:
 # ------------------------------------------------------------------------------------ beyond the paper
 
 
-def likelihood(experiment: Experiment) -> Table:
+def likelihood(experiment: ReportedExperiment) -> Table:
     """Negative log-likelihood by epoch."""
     return _by_epoch(experiment, NLL_RULES)
 
 
-def lowest_nll(experiment: Experiment) -> Table:
-    """The epoch at which the mean of one pass is lowest, beside the last: what longer training costs."""
+def lowest_nll(experiment: ReportedExperiment) -> Table:
+    """The epoch at which the one-pass mean is lowest, beside the last epoch: what longer training costs."""
     points = [row for row in likelihood(experiment) if row["rule"] == NLL_RULES["nll"]]
     if len(points) < 2:
         return []
@@ -152,14 +152,14 @@ def lowest_nll(experiment: Experiment) -> Table:
     return [{**best, "last_epoch": last["epoch"], "last_mean": last["mean"], "last_interval": last["interval"]}]
 
 
-def calibration(experiment: Experiment) -> Table:
+def calibration(experiment: ReportedExperiment) -> Table:
     """Negative log-likelihood, expected calibration error and Brier score."""
     found = {name: statistic(experiment.values(name).values()) for name in ("nll", "ece", "brier")}
-    return [{**who(experiment), **found}] if any(line["n"] for line in found.values()) else []
+    return [{**identity(experiment), **found}] if any(line["n"] for line in found.values()) else []
 
 
-def reliability(experiment: Experiment) -> Table:
-    """Accuracy by confidence, in equal bins, replicas pooled; bins without pictures are left out."""
+def reliability(experiment: ReportedExperiment) -> Table:
+    """Accuracy by confidence, in equal bins, replicas pooled; bins without images are left out."""
     kept: list[list[list[float]]] = []
     for row in experiment.done:
         found = row.results.get("calibration")
@@ -174,10 +174,10 @@ def reliability(experiment: Experiment) -> Table:
     counts, confidence, correct = totals
     return [
         {
-            **who(experiment),
+            **identity(experiment),
             "low": i / len(counts),
             "high": (i + 1) / len(counts),
-            "pictures": int(count),
+            "images": int(count),
             "share": count / sum(counts),
             "confidence": confidence[i] / count,
             "accuracy": correct[i] / count,
@@ -187,29 +187,29 @@ def reliability(experiment: Experiment) -> Table:
     ]
 
 
-def pruning(experiment: Experiment) -> Table:
-    """Accuracy by share of weights kept, and by what they are ranked by."""
+def pruning(experiment: ReportedExperiment) -> Table:
+    """Accuracy by share of weights kept, for each score that ranks them."""
     by_point: dict[tuple[str, float], dict[int, float]] = defaultdict(dict)
     for replica, item in experiment.entries("pruning"):
         share, accuracy = finite(item.get("share")), finite(item.get("accuracy"))
         if share is not None and accuracy is not None:
             by_point[str(item.get("score")), share][replica] = accuracy
     return [
-        {**who(experiment), "score": score, "share": share, **statistic(values.values())}
+        {**identity(experiment), "score": score, "share": share, **statistic(values.values())}
         for (score, share), values in sorted(by_point.items())
     ]
 
 
-def correlation(experiment: Experiment) -> Table:
-    """Of a synapse's keep probability with the magnitude of its weight."""
+def correlation(experiment: ReportedExperiment) -> Table:
+    """Correlation of a synapse's keep probability with the magnitude of its weight."""
     line = statistic(experiment.values("posterior", "correlation_with_magnitude").values())
-    return [{**who(experiment), **line}] if line["n"] else []
+    return [{**identity(experiment), **line}] if line["n"] else []
 
 
-def uncertainty(experiment: Experiment) -> Table:
-    """Mutual information in nats, on the test set and on pictures of other data sets."""
+def uncertainty(experiment: ReportedExperiment) -> Table:
+    """Mutual information in nats, on the test set and on images of other data sets."""
     inside = statistic(experiment.values("uncertainty", "mutual_information").values())
-    table = [{**who(experiment), "pictures": "", **inside}] if inside["n"] else []
+    table = [{**identity(experiment), "images": "", **inside}] if inside["n"] else []
     by_set: dict[str, list[Row]] = defaultdict(list)
     for row in experiment.done:
         foreign = row.results.get("foreign")
@@ -219,5 +219,5 @@ def uncertainty(experiment: Experiment) -> Table:
         part = replace(experiment, rows=tuple(by_set[name]))
         line = statistic(part.values("foreign", "mutual_information").values())
         if line["n"]:
-            table.append({**who(experiment), "pictures": name or "another set", **line})
+            table.append({**identity(experiment), "images": name or "another set", **line})
     return table

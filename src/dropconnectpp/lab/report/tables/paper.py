@@ -1,15 +1,22 @@
-"""The report's tables as plain data: lists of flat mappings, each row with its evidence, numbers unrounded."""
+"""The paper's tables as plain data, and `report_tables`, which returns every table of the report."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal, get_args
 
 from dropconnectpp.lab.report import paper_values
 from dropconnectpp.lab.report.formats import finite
-from dropconnectpp.lab.report.selection import Experiment, Notes, Selected, plain_experiment, resolutions, select
+from dropconnectpp.lab.report.selection import (
+    Notes,
+    ReportedExperiment,
+    Selected,
+    plain_experiment,
+    resolutions,
+    select_experiments,
+)
 from dropconnectpp.lab.report.statistics import (
     SIGNIFICANCE,
     Comparison,
@@ -20,42 +27,54 @@ from dropconnectpp.lab.report.statistics import (
     student,
     welch,
 )
-from dropconnectpp.lab.report.tables import further as further_tables
-from dropconnectpp.lab.report.tables.rows import OURS, Sample, Table, compared, difference, plain, statistic, who
+from dropconnectpp.lab.report.tables.further import further_tables
+from dropconnectpp.lab.report.tables.rows import (
+    OURS,
+    ByReplica,
+    Table,
+    compared,
+    difference,
+    identity,
+    plain,
+    statistic,
+)
 from dropconnectpp.lab.runs.store import Row, StoredProtocol
 
-PREDICTIONS = ("none", "dropout", "mean", "folded", "mc30")
+PairTest = Literal["student", "welch", "paired"]
+"""A test of two methods, as the column of its results is named."""
+PredictionRule = Literal["none", "dropout", "mean", "folded", "mc30"]
+"""How predictions were made whose time was measured."""
 
 
 def report_tables(rows: Iterable[Row], notes: Notes, protocols: Iterable[StoredProtocol] = ()) -> dict[str, Table]:
-    """Every table of the report by name.
+    """Every table of the report by name: lists of flat mappings with unrounded numbers.
 
-    ``protocols`` are those of the store; they name the timings of protocols without rows.
-    A statistic is four entries: n, mean, standard_deviation and interval, the last three None where there is none.
+    ``protocols`` are those of the store; they name protocols that were timed and have no rows.
+    A statistic is four entries: n, mean, standard_deviation and interval; the last three may be None.
     """
-    return tables_of(select(rows, notes), notes, protocols)
+    return tables_of(select_experiments(rows, notes), notes, protocols)
 
 
 def tables_of(selected: Selected, notes: Notes, protocols: Iterable[StoredProtocol]) -> dict[str, Table]:
-    """`report_tables` of experiments that are already selected."""
+    """`report_tables` of experiments that have been selected."""
     experiments = selected.experiments
     return {
         "accuracy": [row for column in selected.columns().values() for row in _accuracy(column)],
         "significance": [row for column in selected.columns().values() for row in _significance(column)],
         "time": _time(experiments, notes, protocols),
         "samples": [row for column in selected.columns().values() for e in _ours_first(column) for row in _samples(e)],
-        **further_tables.of(experiments),
+        **further_tables(experiments),
     }
 
 
-def _ours_first(column: Iterable[Experiment]) -> list[Experiment]:
+def _ours_first(column: Iterable[ReportedExperiment]) -> list[ReportedExperiment]:
     return sorted(column, key=lambda experiment: experiment.kind != OURS)
 
 
 # ------------------------------------------------------------------------------- Table 1 and its tests
 
 
-def _accuracy(column: Sequence[Experiment]) -> Table:
+def _accuracy(column: Sequence[ReportedExperiment]) -> Table:
     best = best_of(column)
     table = []
     for experiment in column:
@@ -65,7 +84,7 @@ def _accuracy(column: Sequence[Experiment]) -> Table:
         statuses = [row.status for row in experiment.rows]
         table.append(
             {
-                **who(experiment),
+                **identity(experiment),
                 **line,
                 "paper": paper,
                 "difference": difference(line["mean"], paper),
@@ -82,8 +101,8 @@ def _accuracy(column: Sequence[Experiment]) -> Table:
     return table
 
 
-def best_of(column: Sequence[Experiment]) -> str | None:
-    """Digest of the method that beats every other by Welch's test, adjusted for all pairs; None if there is none."""
+def best_of(column: Sequence[ReportedExperiment]) -> str | None:
+    """Digest of the method that beats all others by Welch's test, adjusted for all pairs, or None."""
     samples = {e.digest: list(e.values("accuracy").values()) for e in column}
     if len(samples) < 2 or not all(samples.values()):
         return None
@@ -96,13 +115,13 @@ def best_of(column: Sequence[Experiment]) -> str | None:
     return best if all(p < SIGNIFICANCE for pair, p in zip(pairs, adjusted, strict=True) if best in pair) else None
 
 
-def _significance(column: Sequence[Experiment]) -> Table:
-    """All pairs with DropConnect++ in them, which comes first; adjusted by Holm over the pairs, test by test."""
+def _significance(column: Sequence[ReportedExperiment]) -> Table:
+    """All pairs that include DropConnect++, which comes first. Each test is adjusted by Holm over the pairs."""
     pairs = []
     for one, other in combinations(column, 2):
         if OURS in (one.kind, other.kind):
             pairs.append((one, other) if one.kind == OURS else (other, one))
-    tests: dict[str, Callable[[Sample, Sample], Comparison]] = {
+    tests: dict[PairTest, Callable[[ByReplica, ByReplica], Comparison]] = {
         "student": lambda a, b: student(list(a.values()), list(b.values())),
         "welch": lambda a, b: welch(list(a.values()), list(b.values())),
         "paired": paired,
@@ -110,9 +129,9 @@ def _significance(column: Sequence[Experiment]) -> Table:
     table: Table = []
     for a, b in pairs:
         samples = a.values("accuracy"), b.values("accuracy")
-        found = {name: compared(test, *samples) for name, test in tests.items()}
+        found: dict[str, Comparison | None] = {name: compared(test, *samples) for name, test in tests.items()}
         means = [statistic(sample.values())["mean"] for sample in samples]
-        pair = {**who(a), "other": b.label, "other_digest": b.digest}
+        pair = {**identity(a), "other": b.label, "other_digest": b.digest}
         verdict = paper_values.verdict(a.paper_data, a.paper_kind, b.paper_kind)
         table.append({**pair, "difference": difference(*means), **found, "paper": verdict})
     for name in tests:
@@ -128,7 +147,7 @@ def _said(row: Mapping[str, Any], test: Comparison, adjusted_p: float) -> str:
     return sentence(test, row["method"], row["other"], "points", adjusted_p=adjusted_p) + "."
 
 
-def _not_tested(a: Experiment, b: Experiment) -> str:
+def _not_tested(a: ReportedExperiment, b: ReportedExperiment) -> str:
     counts = len(a.values("accuracy")), len(b.values("accuracy"))
     if min(counts) < 2:
         why = f"a test needs two replicas of each, there are {counts[0]} and {counts[1]}"
@@ -140,7 +159,7 @@ def _not_tested(a: Experiment, b: Experiment) -> str:
 # ------------------------------------------------------------------------------------ Tables 2 and 3
 
 
-def _time(experiments: Sequence[Experiment], notes: Notes, protocols: Iterable[StoredProtocol]) -> Table:
+def _time(experiments: Sequence[ReportedExperiment], notes: Notes, protocols: Iterable[StoredProtocol]) -> Table:
     shown = {e.digest: e for e in experiments}
     known = {p.digest: p for p in protocols}
     resolved = resolutions(notes)
@@ -154,11 +173,11 @@ def _time(experiments: Sequence[Experiment], notes: Notes, protocols: Iterable[S
         prediction = prediction if isinstance(prediction, Mapping) else {}
         table.append(
             {
-                **who(experiment),
+                **identity(experiment),
                 "seconds_per_epoch": finite(value.get("seconds_per_epoch")),
                 "replicas": value.get("replicas"),
                 "device": str(value.get("device", "")),
-                **{f"prediction_{rule}": finite(prediction.get(rule)) for rule in PREDICTIONS},
+                **{f"prediction_{rule}": finite(prediction.get(rule)) for rule in get_args(PredictionRule)},
                 "paper": paper_values.seconds(experiment.paper_data, experiment.paper_kind),
             }
         )
@@ -178,14 +197,14 @@ def _time(experiments: Sequence[Experiment], notes: Notes, protocols: Iterable[S
 
 
 def _ratio(row: Mapping[str, Any], table: Table, name: str, *alike: str) -> float | None:
-    """How many times what no regularisation takes, if that was measured under like conditions."""
+    """Ratio to no regularisation, if that was measured under the same conditions."""
     plain = [one for one in table if one["kind"] == "none" and all(one[key] == row[key] for key in alike)]
     if len(plain) != 1 or row[name] is None or not plain[0][name]:
         return None
     return float(row[name]) / float(plain[0][name])
 
 
-def _samples(experiment: Experiment) -> Table:
+def _samples(experiment: ReportedExperiment) -> Table:
     by_count: dict[int, dict[int, float]] = defaultdict(dict)
     for replica, item in experiment.entries("mc"):
         count, accuracy = item.get("samples"), finite(item.get("accuracy"))
@@ -205,7 +224,7 @@ def _samples(experiment: Experiment) -> Table:
         known = {"paper": paper, "difference": difference(line["mean"], paper)}
         test = compared(paired, values, experiment.values("accuracy")) if count else None
         against = None if test is None else plain(test) | {"sentence": _sampled(test, count)}
-        table.append({**who(experiment), "samples": count, **line, **known, "against_one_pass": against})
+        table.append({**identity(experiment), "samples": count, **line, **known, "against_one_pass": against})
     return table
 
 

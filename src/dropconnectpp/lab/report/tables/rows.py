@@ -1,21 +1,21 @@
-"""What the rows of all tables share: whose they are, and a sample in one line."""
+"""What the rows of all tables share: which experiment they belong to, and a sample's statistics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from dropconnectpp.lab.report.selection import Experiment
+from dropconnectpp.lab.report.selection import ReportedExperiment
 from dropconnectpp.lab.report.statistics import Comparison, SampleError, summarise
 
 Table = list[dict[str, Any]]
+ByReplica = Mapping[int, float]
 OURS = "dropconnect++"
-Sample = Mapping[int, float]
-"""Values by replica."""
+"""The kind of method that the report is about."""
 
 
 def statistic(values: Iterable[float]) -> dict[str, Any]:
-    """A sample's line; an empty sample is a line too."""
+    """n, mean, standard deviation and interval of a sample, which may be empty."""
     numbers = list(values)
     if not numbers:
         return {"n": 0, "mean": None, "standard_deviation": None, "interval": None}
@@ -28,8 +28,8 @@ def statistic(values: Iterable[float]) -> dict[str, Any]:
     }
 
 
-def who(experiment: Experiment) -> dict[str, Any]:
-    """Whose row it is."""
+def identity(experiment: ReportedExperiment) -> dict[str, Any]:
+    """The columns that say which experiment a row belongs to."""
     return {
         "data": experiment.data,
         "variant": experiment.variant,
@@ -42,12 +42,12 @@ def who(experiment: Experiment) -> dict[str, Any]:
 
 
 def difference(mean: float | None, paper: float | None) -> float | None:
-    """One less the other, where there are both."""
+    """The mean minus the paper's, if both are known."""
     return None if mean is None or paper is None else mean - paper
 
 
-def compared(test: Callable[[Sample, Sample], Comparison], a: Sample, b: Sample) -> Comparison | None:
-    """A test's answer; None where there is too little to test."""
+def compared(test: Callable[[ByReplica, ByReplica], Comparison], a: ByReplica, b: ByReplica) -> Comparison | None:
+    """The result of a test, or None where the samples do not allow one."""
     try:
         return test(a, b)
     except SampleError:
@@ -55,7 +55,7 @@ def compared(test: Callable[[Sample, Sample], Comparison], a: Sample, b: Sample)
 
 
 def plain(test: Comparison) -> dict[str, Any]:
-    """A test as a mapping."""
+    """The numbers of a test as a mapping."""
     return {
         "difference": test.difference,
         "interval": test.interval,

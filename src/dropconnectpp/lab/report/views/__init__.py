@@ -1,1 +1,1 @@
-"""Tables laid out for a reader: captions, headings, cells."""
+"""The tables of a report as a reader sees them: captions, headings, rounded cells and notes."""

@@ -1,4 +1,4 @@
-"""A table whose cells are words, with the numbers behind them: what every form of a report shows alike."""
+"""A table ready to be shown: cells of text with the unrounded numbers behind them, the same in every format."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 from dropconnectpp.lab.report.formats import DASH, fixed, interval
 
 UNVERIFIED, OWN = "†", "‡"
+# Recorded tables say "pictures" in these notes: "images" would change them.
 TRUST_NOTES = {
     UNVERIFIED: f"{UNVERIFIED} The files of this data set do not have the official checksums: the pictures may differ "
     "from those the paper used, and so may the numbers.",
     OWN: f"{OWN} These pictures are a folder of the owner's: there are no official files to compare them with.",
 }
-Row = Mapping[str, Any]
+TableRow = Mapping[str, Any]
+"""A row of a table as plain data."""
 
 
 @dataclass(frozen=True)
@@ -25,40 +27,40 @@ class Cell:
     text: str
     strong: bool = False
     value: float | None = None
-    """The number unrounded, to sort by; None sorts by the words."""
+    """The unrounded number, to sort by; without one the text is sorted by."""
     protocol: str = ""
-    """Digest of the protocol that made it."""
+    """Digest of the protocol that it belongs to."""
 
 
 @dataclass(frozen=True)
-class Group:
-    """Rows under one heading: a data set."""
+class RowGroup:
+    """Rows under one heading, such as a data set."""
 
     title: str
     rows: tuple[tuple[Cell, ...], ...]
     protocol: str = ""
-    """Digest, where all rows are one method's."""
+    """Digest of the protocol, if all rows belong to one."""
 
 
 @dataclass(frozen=True)
-class Laid:
-    """A table ready to be shown; the first cell of a row is its head."""
+class TableView:
+    """A table ready to be shown; the first cell of a row is its heading."""
 
     name: str
     caption: str
     columns: tuple[str, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
     notes: tuple[str, ...] = ()
     words: tuple[int, ...] = ()
-    """Columns of words; the others are numbers and stand to the right."""
+    """Indices of the columns of text; the others hold numbers and are aligned right."""
     sentences: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """What the table says, in words: a heading and lines."""
+    """What the table shows, in words: a heading and lines."""
     long: bool = False
-    """Shown folded on the page, and left to the CSV in LaTeX."""
+    """Folded on the page; left out of the LaTeX file, so only the CSV file has it there."""
 
 
-def without_empty_columns(table: Laid) -> Laid:
-    """The table without columns in which nothing is said, such as the paper's where it has no such data."""
+def without_empty_columns(table: TableView) -> TableView:
+    """The table without empty columns, such as the paper's values where the paper has none."""
     rows = [row for group in table.groups for row in group.rows]
     kept = [i for i in range(len(table.columns)) if i == 0 or any(row[i].text not in ("", DASH) for row in rows)]
     groups = [replace(g, rows=tuple(tuple(row[i] for i in kept) for row in g.rows)) for g in table.groups]
@@ -71,14 +73,14 @@ def without_empty_columns(table: Laid) -> Laid:
 
 
 def cells(*given: str | Cell) -> tuple[Cell, ...]:
-    """A row; plain text is a cell of words."""
+    """A row of cells; plain text becomes a cell of text."""
     return tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in given)
 
 
 def number(
     value: float | None, digits: int = 2, write: Callable[[float | None, int], str] = fixed, *, strong: bool = False
 ) -> Cell:
-    """A rounded number that sorts by the unrounded one.
+    """A rounded number, sorted by the unrounded one.
 
     >>> number(75.698)
     Cell(text='75.70', strong=False, value=75.698, protocol='')
@@ -92,47 +94,47 @@ def count(value: int) -> Cell:
 
 
 def span(ends: Sequence[float] | None, digits: int = 2) -> Cell:
-    """An interval, which sorts by its lower end."""
+    """An interval, sorted by its lower end."""
     return Cell(interval(ends, digits), value=None if ends is None else ends[0])
 
 
-def method(row: Row, name: str = "method", digest: str = "digest") -> Cell:
-    """A method's name, with the way to its protocol."""
+def method(row: TableRow, name: str = "method", digest: str = "digest") -> Cell:
+    """A method's name, linked to its protocol."""
     return Cell(row[name], protocol=row[digest])
 
 
-def title(row: Row) -> str:
-    """What tables call the data, marked where it is not the official one."""
+def title(row: TableRow) -> str:
+    """The data set's name in tables, marked if the data is not official."""
     return f"{row['title']} {mark(row)}".rstrip()
 
 
-def method_title(row: Row) -> str:
+def method_title(row: TableRow) -> str:
     """Data and method."""
     return f"{title(row)}: {row['method']}"
 
 
-def mark(row: Row) -> str:
-    """The sign of data that is not the official one; empty where it is."""
+def mark(row: TableRow) -> str:
+    """The sign for data that is not official; empty for official data."""
     if row.get("trusted", True):
         return ""
     return OWN if str(row["data"]).startswith("folder:") else UNVERIFIED
 
 
-def trust_notes(rows: Iterable[Row]) -> tuple[str, ...]:
-    """What the signs in a table mean."""
+def trust_notes(rows: Iterable[TableRow]) -> tuple[str, ...]:
+    """Notes that explain the signs in a table."""
     signs = {mark(row) for row in rows}
     return tuple(note for sign, note in TRUST_NOTES.items() if sign in signs)
 
 
 def grouped(
-    rows: Iterable[Row],
-    heading: Callable[[Row], str],
-    make: Callable[[Row], tuple[Cell, ...]],
-) -> tuple[Group, ...]:
-    """Neighbours under one heading; a heading of one method leads to its protocol."""
+    rows: Iterable[TableRow],
+    heading: Callable[[TableRow], str],
+    make: Callable[[TableRow], tuple[Cell, ...]],
+) -> tuple[RowGroup, ...]:
+    """Consecutive rows under one heading; a heading that names a method is linked to its protocol."""
     groups = []
     for name, found in groupby(rows, heading):
         members = list(found)
         digests = {str(row["digest"]) for row in members} if heading is method_title else set()
-        groups.append(Group(name, tuple(make(row) for row in members), digests.pop() if len(digests) == 1 else ""))
+        groups.append(RowGroup(name, tuple(make(row) for row in members), digests.pop() if len(digests) == 1 else ""))
     return tuple(groups)

@@ -1,18 +1,19 @@
-"""The paper's tables as a reader sees them, in every form: captions, rounded cells, notes."""
+"""The paper's tables as a reader sees them, and `lay_out`, which returns all tables in the report's order."""
 
 from __future__ import annotations
 
 from itertools import groupby
+from typing import Literal, get_args
 
 from dropconnectpp.lab.report import paper_values, sentences
 from dropconnectpp.lab.report.formats import DASH, finite, fixed, p_value, ranges, setting, signed, significant
+from dropconnectpp.lab.report.tables.paper import PairTest, PredictionRule
 from dropconnectpp.lab.report.tables.rows import OURS, Table
-from dropconnectpp.lab.report.views import further as further_view
 from dropconnectpp.lab.report.views.cells import (
     Cell,
-    Group,
-    Laid,
-    Row,
+    RowGroup,
+    TableRow,
+    TableView,
     cells,
     count,
     grouped,
@@ -24,9 +25,14 @@ from dropconnectpp.lab.report.views.cells import (
     trust_notes,
     without_empty_columns,
 )
+from dropconnectpp.lab.report.views.further import FurtherName, lay_out_further
 
-TESTS = {"student": "Student", "welch": "Welch", "paired": "Paired"}
-PREDICTIONS = {
+PaperName = Literal["overview", "accuracy", "significance", "time", "prediction", "samples"]
+TableName = PaperName | FurtherName
+"""A table that a report may show."""
+TABLES: tuple[str, ...] = (*get_args(PaperName), *get_args(FurtherName))
+TESTS: dict[PairTest, str] = {"student": "Student", "welch": "Welch", "paired": "Paired"}
+PREDICTIONS: dict[PredictionRule, str] = {
     "none": "No regularization",
     "dropout": "Dropout",
     "mean": "Mean network, Eq. (19)",
@@ -35,7 +41,7 @@ PREDICTIONS = {
 }
 
 
-def lay_out(found: dict[str, Table]) -> dict[str, Laid]:
+def lay_out(found: dict[str, Table]) -> dict[str, TableView]:
     """The tables that have rows, by name, in the report's order."""
     laid = [
         _overview(found["accuracy"]),
@@ -44,7 +50,7 @@ def lay_out(found: dict[str, Table]) -> dict[str, Laid]:
         _time(found["time"]),
         _prediction(found["time"]),
         _samples(found["samples"]),
-        *further_view.lay_out(found),
+        *lay_out_further(found),
     ]
     return {table.name: without_empty_columns(table) for table in laid if table.groups}
 
@@ -52,8 +58,8 @@ def lay_out(found: dict[str, Table]) -> dict[str, Laid]:
 # ------------------------------------------------------------------------------------------- Table 1
 
 
-def _overview(rows: Table) -> Laid:
-    """Method by data set as in the paper, where there are several sets."""
+def _overview(rows: Table) -> TableView:
+    """Table 1 as the paper prints it, methods by data sets, if there are several sets."""
     titles = {row["title"]: title(row) for row in rows}
     methods = list(dict.fromkeys(row["method"] for row in rows)) if len(titles) > 1 else []
     by_place = {(row["method"], row["title"]): row for row in rows}
@@ -66,17 +72,17 @@ def _overview(rows: Table) -> Laid:
         return Cell(fixed(row["mean"]) + beside, row["best"], row["mean"], row["digest"])
 
     body = tuple(cells(name, *(cell(name, data) for data in titles)) for name in methods)
-    return Laid(
+    return TableView(
         name="overview",
         caption="Table 1. Accuracy on the test set in percent, the paper's in brackets",
         columns=("Method", *titles.values()),
-        groups=(Group("", body),) if body else (),
+        groups=(RowGroup("", body),) if body else (),
         notes=trust_notes(rows),
     )
 
 
-def _accuracy(rows: Table) -> Laid:
-    def make(row: Row) -> tuple[Cell, ...]:
+def _accuracy(rows: Table) -> TableView:
+    def make(row: TableRow) -> tuple[Cell, ...]:
         return cells(
             method(row),
             number(row["mean"], strong=row["best"]),
@@ -101,7 +107,7 @@ def _accuracy(rows: Table) -> Laid:
         epochs = {int(row["epochs"]) for row in group if row["epochs"] and row["paper"] is not None}
         if epochs - {paper_values.EPOCHS}:
             notes.append(f"{name}: trained for {ranges(epochs)} epochs here.")
-    return Laid(
+    return TableView(
         name="accuracy",
         caption="Table 1. Accuracy on the test set in percent, by one pass: Eq. (19)",
         columns=("Method", "Mean", "95% interval", "SD", "n", "Paper", "Difference", "Remarks"),
@@ -111,8 +117,8 @@ def _accuracy(rows: Table) -> Laid:
     )
 
 
-def _remarks(row: Row) -> str:
-    """What became of replicas that are not in the mean."""
+def _remarks(row: TableRow) -> str:
+    """Why replicas are not in the mean."""
     parts = []
     if row["diverged"]:
         parts.append(f"{len(row['diverged'])} diverged ({ranges(row['diverged'])})")
@@ -124,8 +130,8 @@ def _remarks(row: Row) -> str:
     return "; ".join(parts)
 
 
-def _significance(rows: Table) -> Laid:
-    def make(row: Row) -> tuple[Cell, ...]:
+def _significance(rows: Table) -> TableView:
+    def make(row: TableRow) -> tuple[Cell, ...]:
         test = row["welch"] or {}
         chances = [row[name] and row[name]["adjusted_p"] for name in TESTS]
         return cells(
@@ -138,7 +144,7 @@ def _significance(rows: Table) -> Laid:
             row["paper"] or DASH,
         )
 
-    return Laid(
+    return TableView(
         name="significance",
         caption="Is the difference more than chance? Holm-adjusted p of three tests",
         columns=("Method", "Against", "Difference", "95% interval", *TESTS.values(), "Effect size", "Paper says"),
@@ -158,8 +164,8 @@ def _significance(rows: Table) -> Laid:
 # ------------------------------------------------------------------------------------ Tables 2 and 3
 
 
-def _time(rows: Table) -> Laid:
-    def make(row: Row) -> tuple[Cell, ...]:
+def _time(rows: Table) -> TableView:
+    def make(row: TableRow) -> tuple[Cell, ...]:
         return cells(
             method(row),
             number(row["seconds_per_epoch"], 3, significant),
@@ -175,7 +181,7 @@ def _time(rows: Table) -> Laid:
     if any(row["paper"] is not None for row in rows):
         compared.append("The paper's seconds are per iteration, read as an epoch, on a Tesla K40: compare the ratios.")
     timed = [row for row in rows if row["seconds_per_epoch"] is not None]
-    return Laid(
+    return TableView(
         name="time",
         caption="Table 2. Seconds per epoch of training",
         columns=("Method", "Seconds", "Ratio", "At once", "Paper, seconds", "Paper, ratio", "Device"),
@@ -185,14 +191,14 @@ def _time(rows: Table) -> Laid:
     )
 
 
-def _prediction(rows: Table) -> Laid:
+def _prediction(rows: Table) -> TableView:
     rules = [rule for rule in PREDICTIONS if any(row[f"prediction_{rule}"] is not None for row in rows)]
     measured = [row for row in rows if any(row[f"prediction_{rule}"] is not None for rule in rules)]
 
-    def make(row: Row) -> tuple[Cell, ...]:
+    def make(row: TableRow) -> tuple[Cell, ...]:
         return cells(method(row), *(number(row[f"prediction_{rule}"], 3, significant) for rule in rules))
 
-    return Laid(
+    return TableView(
         name="prediction",
         caption="Table 2, continued. Seconds per 10,000 predictions of one network",
         columns=("Trained with", *(PREDICTIONS[rule] for rule in rules)),
@@ -206,8 +212,8 @@ def _prediction(rows: Table) -> Laid:
     )
 
 
-def _samples(rows: Table) -> Laid:
-    def make(row: Row) -> tuple[Cell, ...]:
+def _samples(rows: Table) -> TableView:
+    def make(row: TableRow) -> tuple[Cell, ...]:
         one_pass = "Eq. (19)" if row["kind"] == OURS else "One pass"
         return cells(
             Cell(one_pass) if row["samples"] is None else count(row["samples"]),
@@ -219,9 +225,9 @@ def _samples(rows: Table) -> Laid:
             number(row["difference"], write=signed),
         )
 
-    found = sentences.sampling(rows)
+    found = sentences.monte_carlo(rows)
     note = "The sentence compares most samples with one pass, replica by replica." if found else ""
-    return Laid(
+    return TableView(
         name="samples",
         caption="Table 3. Accuracy in percent by number of Monte Carlo samples, Eq. (18)",
         columns=("Samples", "Mean", "95% interval", "SD", "n", "Paper", "Difference"),
