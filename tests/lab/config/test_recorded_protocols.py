@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import json
+import lzma
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from dropconnectpp.lab.config.json_values import to_json
+from dropconnectpp.lab.config.json_values import canonical, to_json
 from dropconnectpp.lab.config.protocol import Protocol
 from dropconnectpp.lab.config.settings import from_dict
 
@@ -37,7 +38,11 @@ def content(path: Path) -> bytes:
 
 
 def stored_settings() -> Iterator[tuple[str, str]]:
-    """Digest and settings of each protocol in each recorded store, as they were written."""
+    """Digest and settings of each protocol in each recorded store, packed ones too, as they were written."""
+    for path in sorted(RECORDS.rglob("*.jsonl.xz")):
+        for line in lzma.decompress(path.read_bytes()).splitlines():
+            if protocol := json.loads(line).get("protocol"):
+                yield protocol["digest"], canonical(protocol["settings"])
     for path in sorted([*RECORDS.rglob("*.sqlite"), *RECORDS.rglob("*.sqlite.gz")]):
         connection = sqlite3.connect(":memory:")
         try:

@@ -29,12 +29,12 @@ from hypothesis import strategies as st
 from dropconnectpp.errors import ArgumentError, DropConnectError
 from dropconnectpp.lab.config.protocol import Protocol, paper
 from dropconnectpp.lab.config.settings import from_dict
-from dropconnectpp.lab.runs import flat_rows
+from dropconnectpp.lab.runs import database, flat_rows
 from dropconnectpp.lab.runs import owner as owner_module
-from dropconnectpp.lab.runs import store as module
+from dropconnectpp.lab.runs.database import APPLICATION_ID, StoreError
 from dropconnectpp.lab.runs.flat_rows import to_table, write_csv, write_json
 from dropconnectpp.lab.runs.owner import Owner
-from dropconnectpp.lab.runs.store import APPLICATION_ID, ClaimLostError, FinishedError, Key, Merged, Store, StoreError
+from dropconnectpp.lab.runs.store import ClaimLostError, FinishedError, Key, Merged, Store
 
 PROTOCOL = paper("cifar10", "dropconnect++")
 OTHER = paper("svhn", "dropout")
@@ -355,7 +355,8 @@ def test_a_process_that_ended_but_was_not_collected_is_dead() -> None:
 RACER = """
 import os, random, sys, time
 from pathlib import Path
-from dropconnectpp.lab.runs.store import Owner, Store
+from dropconnectpp.lab.runs.owner import Owner
+from dropconnectpp.lab.runs.store import Store
 path, digest, count, number = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 draw = random.Random(number)
 print("ready", flush=True)
@@ -410,7 +411,8 @@ def test_processes_may_make_one_store_together(path: Path) -> None:
 
 HOLDER = """
 import sys
-from dropconnectpp.lab.runs.store import Owner, Store
+from dropconnectpp.lab.runs.owner import Owner
+from dropconnectpp.lab.runs.store import Store
 with Store.open(sys.argv[1]) as store:
     print(len(store.claim([(sys.argv[2], replica) for replica in range(3)], Owner.here())), flush=True)
     sys.stdin.read()
@@ -436,7 +438,8 @@ def test_what_a_killed_process_owned_is_taken_over(store: Store, path: Path) -> 
 
 FINISHER = """
 import sys
-from dropconnectpp.lab.runs.store import Owner, Store
+from dropconnectpp.lab.runs.owner import Owner
+from dropconnectpp.lab.runs.store import Store
 with Store.open(sys.argv[1]) as store:
     me = Owner.here()
     for replica in range(10**6):
@@ -543,7 +546,7 @@ def test_a_newer_version_is_left_alone(store: Store, path: Path) -> None:
 
 def test_an_older_version_is_migrated_by_a_writer(store: Store, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished(store, 0)
-    monkeypatch.setattr(module, "MIGRATIONS", (*module.MIGRATIONS, "CREATE TABLE extra (x)"))
+    monkeypatch.setattr(database, "MIGRATIONS", (*database.MIGRATIONS, "CREATE TABLE extra (x)"))
     with pytest.raises(StoreError, match=r"it is empty or of an older version. Open it once for writing"):
         Store.open(path, read_only=True)
     with Store.open(path) as newer:
@@ -593,7 +596,8 @@ def test_a_store_opened_for_reading_refuses_every_change(store: Store, path: Pat
 WITHOUT_RIGHTS = """
 import os, sys
 from dropconnectpp.lab.config.protocol import paper
-from dropconnectpp.lab.runs.store import Store, StoreError
+from dropconnectpp.lab.runs.database import StoreError
+from dropconnectpp.lab.runs.store import Store
 if os.geteuid() == 0:
     os.seteuid(65534)   # root may write anything
 with Store.open(sys.argv[1]) as store:
@@ -670,7 +674,7 @@ def test_a_busy_file_is_waited_for_and_then_told(store: Store, path: Path, monke
         assert store.claim(keys(0), Owner.here()) == keys(0)
         timer.join()
         other.execute("BEGIN EXCLUSIVE")
-        monkeypatch.setattr(module, "PATIENCE_S", 0.05)
+        monkeypatch.setattr(database, "PATIENCE_S", 0.05)
         for call in (store.rows, lambda: store.claim(keys(1), Owner.here())):
             with pytest.raises(StoreError, match=r"database is locked. Another process keeps it busy; try again"):
                 call()

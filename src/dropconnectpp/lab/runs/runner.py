@@ -218,7 +218,7 @@ class Runner:
             store.finish(
                 unit.key,
                 self.owner,
-                status,  # type: ignore[arg-type]
+                status,
                 results=results,
                 seconds=sitting.seconds / len(sitting.units),
                 device=devices.describe(self.device),

@@ -19,8 +19,9 @@ from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.replicas import evaluation
 from dropconnectpp.lab.replicas.stack import Stack, Unit
 from dropconnectpp.lab.runs.checkpoints import Checkpoint, Checkpoints
+from dropconnectpp.lab.runs.database import StoreError
 from dropconnectpp.lab.runs.owner import Owner
-from dropconnectpp.lab.runs.store import Store, StoreError
+from dropconnectpp.lab.runs.store import FinalStatus, Store
 
 HEARTBEAT_S = 60.0
 SMALLEST_CHUNK = 50
@@ -87,7 +88,7 @@ class Progress:
         """Whether there is nothing left to train."""
         return all(self.diverged_at(r) is not None for r in range(len(self.losses)))
 
-    def result(self, r: int, measured: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    def result(self, r: int, measured: dict[str, Any]) -> tuple[FinalStatus, dict[str, Any]]:
         """Status and results of a replica; of one that diverged nothing that came after, which tells nothing."""
         at = self.diverged_at(r)
         if at is None and not math.isfinite(measured["nll"]):

@@ -1,77 +1,37 @@
-"""Results on disk: one SQLite file that several processes share. A finished row never changes.
+"""Results on disk: one file that several processes share. A finished row never changes.
 
-Nothing here imports torch: a report is rebuilt anywhere. Values are kept as JSON text, see `plain_values`.
+Nothing here imports torch: a report is rebuilt anywhere. Values are kept as JSON text, see `config.json_values`.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, get_args
 
-from dropconnectpp.errors import ArgumentError, DropConnectError, check_choice, check_count
-from dropconnectpp.lab.config.json_values import canonical, check_mapping, check_text, decode, to_json
+from dropconnectpp.errors import ArgumentError, check_choice, check_count
+from dropconnectpp.lab.config.json_values import canonical, check_mapping, check_text, to_json
 from dropconnectpp.lab.config.protocol import Protocol
+from dropconnectpp.lab.runs.database import Database, StoreError
 from dropconnectpp.lab.runs.owner import Owner
 
-APPLICATION_ID = 0x44435050  # "DCPP"
 LEASE_S = 600.0
-"""How long an owner on another machine may be silent before its work is given to somebody else."""
-PATIENCE_S = 60.0
-"""How long a call waits for other processes that use the file."""
+"""How long an owner on another machine may be silent before its work goes to another."""
 
-Status = Literal["running", "done", "diverged", "failed"]
-FINAL = ("done", "diverged")
+FinalStatus = Literal["done", "diverged"]
+Status = Literal["running", FinalStatus, "failed"]
+FINAL: tuple[FinalStatus, ...] = get_args(FinalStatus)
 CONTENT = ("status", "results", "versions", "device", "provenance", "revision", "seconds")
-"""What two rows must share to be equal. Times are left out: the store itself takes them."""
-
-SCHEMA = """
-CREATE TABLE protocol (digest TEXT PRIMARY KEY, settings TEXT NOT NULL, label TEXT NOT NULL);
-CREATE TABLE owner (name TEXT PRIMARY KEY, heartbeat REAL NOT NULL);
-CREATE TABLE note (
-    digest TEXT NOT NULL REFERENCES protocol, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (digest, name)
-);
-CREATE TABLE run (
-    digest TEXT NOT NULL REFERENCES protocol, replica INTEGER NOT NULL CHECK (replica >= 0),
-    status TEXT NOT NULL CHECK (status IN ('running', 'done', 'diverged', 'failed')),
-    owner TEXT REFERENCES owner, started TEXT NOT NULL, finished TEXT, seconds REAL,
-    device TEXT, revision TEXT, versions TEXT, provenance TEXT, results TEXT,
-    PRIMARY KEY (digest, replica),
-    CHECK ((status = 'running') = (owner IS NOT NULL)),
-    CHECK (status = 'running' OR finished || seconds || device || revision || versions || provenance || results
-           IS NOT NULL)
-)"""
-MIGRATIONS = (SCHEMA,)
-"""What leads from version i to i + 1; an empty file is version 0."""
-
-ADVICE = {
-    "SQLITE_BUSY": "Another process keeps it busy; try again, or end that process.",
-    "SQLITE_LOCKED": "Another process keeps it busy; try again, or end that process.",
-    "SQLITE_FULL": "Nothing was changed; free some space and try again.",
-    "SQLITE_READONLY": "It can be read but not written; check the permissions of file and folder, or copy it.",
-    "SQLITE_CANTOPEN": "Check the path, and the permissions of file and folder.",
-    "SQLITE_NOTADB": "It is no store of results and was left alone; give another path.",
-    "SQLITE_CORRUPT": "The file is damaged; use a copy, or save what is left with: sqlite3 FILE .recover",
-    "SQLITE_IOERR": "Nothing was changed; check the disk or the network file system and try again. Where file locks do "
-    "not work, keep one store for each machine and merge them.",
-}
-
-
-class StoreError(DropConnectError, OSError):
-    """The file cannot be used as asked; what it held is as it was."""
+"""What must agree for two rows to be equal. Times are left out: the store itself takes them."""
 
 
 class ClaimLostError(StoreError):
-    """The row now belongs to somebody else, or to nobody; nothing was written."""
+    """The row now belongs to another owner, or to none; nothing was written."""
 
 
 class FinishedError(StoreError):
@@ -96,13 +56,13 @@ class StoredProtocol:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One replica. What is known only of a finished one is empty or None before."""
+    """One replica. What is known only once it is finished is empty or None before."""
 
     key: Key
     protocol: StoredProtocol
     status: Status
     owner: Owner | None
-    """Who runs it now; a finished row names no machine."""
+    """Which process runs it now; a finished row names no machine."""
     started: str
     finished: str | None
     """UTC, ISO 8601."""
@@ -122,14 +82,14 @@ class Merged:
     added: tuple[Key, ...]
     already_there: tuple[Key, ...]
     conflicts: tuple[Key, ...]
-    """Finished in both stores, with different content; ours stayed."""
+    """Finished in both stores with different content; ours was kept."""
     notes_added: tuple[tuple[str, str], ...]
     note_conflicts: tuple[tuple[str, str], ...]
-    """Notes that differ; ours stayed."""
+    """Notes that differ; ours were kept."""
 
 
-class Store:
-    """One file of results. A `Store` serves one thread of one process; open another for the next.
+class Store(Database):
+    """A file of results. A `Store` serves one thread of one process; open another for the next.
 
     >>> import tempfile
     >>> from dropconnectpp.lab.config.protocol import paper
@@ -141,82 +101,6 @@ class Store:
     ...     [(row.key.replica, row.results) for row in store.rows(status="done")]
     [(0, {'accuracy': 0.8})]
     """
-
-    def __init__(self, path: Path, connection: sqlite3.Connection, read_only: bool) -> None:
-        self.path = path
-        self.read_only = read_only
-        self._connection = connection
-        self._pid = os.getpid()
-
-    @classmethod
-    def open(cls, path: Path | str, read_only: bool = False) -> Self:
-        """Open a store; unless ``read_only``, make it if it is not there. Its folder must exist."""
-        path = Path(path).expanduser().absolute()
-        if read_only and not path.exists():
-            raise StoreError(f"{path}: there is no store to read. Check the path, or run an experiment first.")
-        if not path.parent.is_dir():
-            raise StoreError(f"{path}: its folder does not exist. Make the folder, or give another path.")
-        # Readers open the file for writing too, under query_only: a writer that was killed may have left a journal,
-        # and the next to come must put the file back. SQLite falls back to reading where it may not write.
-        uri = f"{path.as_uri()}?mode={'rw' if read_only else 'rwc'}"
-        with _explained(path):
-            connection = sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None)
-        store = cls(path, connection, read_only)
-        try:
-            store._prepare()
-        except BaseException:
-            connection.close()
-            raise
-        return store
-
-    def _prepare(self) -> None:
-        with _explained(self.path):
-            self._execute(f"PRAGMA query_only = {int(self.read_only)}")
-            self._execute("PRAGMA foreign_keys = ON")
-            # What a killed process committed is in the file; EXTRA makes that true of a power cut as well.
-            self._execute("PRAGMA synchronous = EXTRA")
-        with self._transaction("BEGIN"):
-            version = self._version()
-        if self.read_only:
-            if version < len(MIGRATIONS):
-                raise StoreError(f"{self.path}: it is empty or of an older version. Open it once for writing.")
-            return
-        if version < len(MIGRATIONS):
-            with self._writing() as connection:
-                for script in MIGRATIONS[self._version() :]:  # asked again: another process may have been faster
-                    for statement in script.split(";"):
-                        connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
-        with _explained(self.path):
-            # The rollback journal needs nothing but file locks, so it works on network file systems whose locks
-            # work. WAL needs memory that all processes share, hence one machine; another tool may have set it.
-            self._execute("PRAGMA journal_mode = DELETE")
-
-    def _version(self) -> int:
-        application, version, tables = (
-            int(self._execute(sql).fetchone()[0])
-            for sql in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
-        )
-        if application != APPLICATION_ID and (application, version, tables) != (0, 0, 0):
-            raise StoreError(f"{self.path}: an SQLite file of another program. It was left alone; give another path.")
-        if version > len(MIGRATIONS):
-            raise StoreError(
-                f"{self.path}: its version is {version}, this program knows up to {len(MIGRATIONS)}. "
-                "Update dropconnectpp to use it."
-            )
-        return version
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -------------------------------------------------------------------------- protocols and notes
 
@@ -235,7 +119,7 @@ class Store:
         return [StoredProtocol(digest, label, self._loads(settings)) for digest, label, settings in found]
 
     def write_note(self, digest: str, name: str, value: object) -> None:
-        """Keep a small JSON value beside an experiment, such as how its step size was chosen; replaces the last one."""
+        """Keep a small JSON value beside an experiment, such as how its step size was chosen; it replaces the last."""
         text = to_json(value, f"note {name!r}")
         with self._writing() as connection:
             _require_protocols(connection, [digest])
@@ -253,8 +137,8 @@ class Store:
     ) -> list[Key]:
         """Take work and return which of the keys ``owner`` now owns, at most ``limit``, in the order given.
 
-        Taken are rows that do not exist, that failed, or whose owner is dead: its process is gone or, on another
-        machine, has sent no heartbeat for ``lease_s`` seconds. Machines' clocks must agree much better than that.
+        It takes rows that do not exist, that failed, or whose owner is dead: the owner's process is gone or, on
+        another machine, has sent no heartbeat for ``lease_s`` seconds. Clocks must agree much better than that.
         """
         wanted = dict.fromkeys(_check_key(key) for key in keys)
         mine: list[Key] = []
@@ -285,7 +169,7 @@ class Store:
             return [Key(*found) for found in connection.execute(sql, (owner.name,))]
 
     def release(self, keys: Iterable[tuple[str, int]], owner: Owner) -> None:
-        """Give unfinished work back, for a clean stop: those of the rows that ``owner`` owns exist no more."""
+        """Give unfinished work back, for a clean stop: the rows that ``owner`` owns are removed."""
         mine = [(*_check_key(key), owner.name) for key in keys]
         with self._writing() as connection:
             connection.executemany("DELETE FROM run WHERE digest = ? AND replica = ? AND owner = ?", mine)
@@ -295,7 +179,7 @@ class Store:
         self,
         key: tuple[str, int],
         owner: Owner,
-        status: Literal["done", "diverged", "failed"],
+        status: Literal[FinalStatus, "failed"],
         *,
         results: Mapping[str, Any],
         seconds: float,
@@ -304,7 +188,7 @@ class Store:
         provenance: Mapping[str, Any] | None = None,
         commit: str = "",
     ) -> None:
-        """Write all of a finished row in one transaction. To repeat an equal call is harmless.
+        """Write all of a finished row in one transaction. Repeating an equal call is harmless.
 
         Raises `FinishedError` if the row is finished with other content and `ClaimLostError` if ``owner`` does not
         own it; neither changes anything.
@@ -348,7 +232,7 @@ class Store:
     def rows(self, digest: str | None = None, status: Status | None = None) -> list[Row]:
         """The rows, by digest and replica."""
         if status is not None:
-            check_choice("status", status, ("running", *FINAL, "failed"))
+            check_choice("status", status, get_args(Status))
         found = self._read(
             "SELECT digest, replica, status, owner, started, finished, seconds, coalesce(device, ''), "
             "coalesce(revision, ''), coalesce(versions, '{}'), coalesce(provenance, '{}'), coalesce(results, '{}') "
@@ -359,7 +243,7 @@ class Store:
         return [self._row(one, protocols) for one in found]
 
     def finished(self) -> set[Key]:
-        """The keys of every finished row; cheaper than `rows`."""
+        """The keys of all finished rows; cheaper than `rows`."""
         return {Key(*found) for found in self._read("SELECT digest, replica FROM run WHERE status IN (?, ?)", FINAL)}
 
     def _row(self, found: tuple[Any, ...], protocols: Mapping[str, StoredProtocol]) -> Row:
@@ -381,10 +265,10 @@ class Store:
         )
 
     def merge(self, other_path: Path | str) -> Merged:
-        """Copy what another store finished and this one has not; all or nothing, and twice is as once.
+        """Copy what another store finished and this one has not: all or nothing, and twice is the same as once.
 
-        A finished row replaces one that runs or failed here. Where both are finished and differ, ours stays and the
-        key is reported. Notes are copied where we have none of the name.
+        A finished row replaces one that runs or failed here. Where both are finished and differ, ours is kept and the
+        key is reported. Notes are copied where this store has none of the name.
         """
         other = Path(other_path).expanduser()
         if other.exists() and self.path.samefile(other):
@@ -428,66 +312,6 @@ class Store:
             notes_added=tuple(notes_added),
             note_conflicts=tuple(note_conflicts),
         )
-
-    # -------------------------------------------------------------------------- transactions
-
-    def _execute(self, sql: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
-        """Run one statement, waiting for others. SQLite waits too, but network locks may say busy at once."""
-        if os.getpid() != self._pid:
-            raise StoreError(f"{self.path}: opened by process {self._pid}. Open the store anew in this one.")
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                return self._connection.execute(sql, values)
-            except sqlite3.OperationalError as error:
-                busy = _code(error).startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL"))
-                if not busy or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
-
-    @contextmanager
-    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
-        with _explained(self.path):
-            try:
-                self._execute(begin)
-                yield self._connection
-                self._execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):  # the first error is the one to tell
-                    if self._connection.in_transaction:
-                        self._connection.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        if self.read_only:
-            raise StoreError(f"{self.path}: opened for reading only. Open it with read_only=False to write.")
-        with self._transaction("BEGIN IMMEDIATE") as connection:
-            yield connection
-
-    def _read(self, sql: str, values: Sequence[object] = ()) -> list[Any]:
-        with _explained(self.path):
-            return self._execute(sql, values).fetchall()
-
-    def _loads(self, text: str) -> Any:
-        try:
-            return decode(json.loads(text))
-        except ValueError as error:
-            raise StoreError(f"{self.path}: holds {text[:40]!r}, which is not JSON. Use a copy of the file.") from error
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        usual = "Open the store anew: one Store serves one thread, until it is closed."
-        advice = next((text for code, text in ADVICE.items() if _code(error).startswith(code)), usual)
-        raise StoreError(f"{path}: {str(error).rstrip('.')}. {advice}") from error
-
-
-def _code(error: sqlite3.Error) -> str:
-    return str(getattr(error, "sqlite_errorname", ""))  # missing where Python, not SQLite, found the mistake
 
 
 def _find(connection: sqlite3.Connection, key: Key, *columns: str) -> tuple[Any, ...] | None:
