@@ -95,7 +95,7 @@ def test_the_built_site_is_whole_and_loads_nothing_from_elsewhere(tmp_path: Path
             r"""<(?:script|img|link|iframe)\b[^>]*(?:src|href)=["']?(?:https?:)?//""", page.read_text()
         )
     assert "DropConnectPPLinear" in (tmp_path / "api" / "library.html").read_text()
-    assert (tmp_path / "records" / "2026-11-16-replicas" / "groups_cuda.html").exists()
+    assert (tmp_path / "records" / "replicas" / "groups_cuda.html").exists()
 
 
 def test_the_reference_names_what_is_public() -> None:
@@ -132,8 +132,8 @@ def test_a_number_is_looked_up_in_one_row() -> None:
 
 
 def filler() -> Any:
-    """benchmarks/fill_docs.py, which is no module of the package."""
-    spec = importlib.util.spec_from_file_location("fill_docs", ROOT / "benchmarks" / "fill_docs.py")
+    """tools/fill_docs.py, which is no module of the package."""
+    spec = importlib.util.spec_from_file_location("fill_docs", ROOT / "tools" / "fill_docs.py")
     assert spec is not None
     assert spec.loader is not None
     fill_docs = importlib.util.module_from_spec(spec)
@@ -151,4 +151,4 @@ def test_the_tables_and_numbers_are_those_of_the_records() -> None:
         assert not re.search(r"^\s*<!-- value:", text, re.MULTILINE), "a block of HTML, which breaks the paragraph"
     for page in marked:
         assert page in fill_docs.pages(), f"fill_docs.py does not look at {page}"
-        assert fill_docs.filled(page.read_text()) == page.read_text(), f"run python benchmarks/fill_docs.py for {page}"
+        assert fill_docs.filled(page.read_text()) == page.read_text(), f"run python tools/fill_docs.py for {page}"

@@ -6,15 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripts import ROOT, call
 
 from dropconnectpp.lab.config import experiments, protocol
 from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.store import Store
+from scripts import ROOT, call
 
-
-SEARCHED = [f"records/{name}.jsonl.xz" for name in ("connectivity/search", "connectivity/lighter_search", "noise/search")]
+SEARCHED = [
+    f"records/{name}.jsonl.xz" for name in ("connectivity/search", "connectivity/lighter_search", "noise/search")
+]
 """All searches on held-out data that were recorded."""
 LIGHTER = "DropConnect++ (estimator=local, hyper=optimal, alpha=2.0, beta=8.0, logit_step=100.0, kl_weight=8.0)"
 

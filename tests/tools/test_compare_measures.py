@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from scripts import call
 from tool_cases import lines
 
 from dropconnectpp.lab.config import protocol
@@ -15,6 +14,7 @@ from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.report import statistics
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.store import Store
+from scripts import call
 
 
 def test_methods_are_compared_measure_by_measure(tmp_path: Path) -> None:

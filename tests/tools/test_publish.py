@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from scripts import ROOT, call
 from tool_cases import TRAINED, few, lines
 
 from dropconnectpp.lab.config import experiments, protocol
@@ -24,6 +23,7 @@ from dropconnectpp.lab.runs.hyperparameters import choose_hyperparameters
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.runner import Runner
 from dropconnectpp.lab.runs.store import Store
+from scripts import ROOT, call
 
 
 def test_publish(tmp_path: Path) -> None:

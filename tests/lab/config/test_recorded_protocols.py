@@ -11,7 +11,6 @@ import gzip
 import io
 import json
 import lzma
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,18 +37,11 @@ def content(path: Path) -> bytes:
 
 
 def stored_settings() -> Iterator[tuple[str, str]]:
-    """Digest and settings of each protocol in each recorded store, packed ones too, as they were written."""
+    """Digest and settings of each protocol in each recorded store, as they were written."""
     for path in sorted(RECORDS.rglob("*.jsonl.xz")):
         for line in lzma.decompress(path.read_bytes()).splitlines():
             if protocol := json.loads(line).get("protocol"):
                 yield protocol["digest"], canonical(protocol["settings"])
-    for path in sorted([*RECORDS.rglob("*.sqlite"), *RECORDS.rglob("*.sqlite.gz")]):
-        connection = sqlite3.connect(":memory:")
-        try:
-            connection.deserialize(content(path))
-            yield from connection.execute("SELECT digest, settings FROM protocol ORDER BY digest")
-        finally:
-            connection.close()
 
 
 def tabled_digests() -> set[str]:
