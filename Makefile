@@ -95,6 +95,6 @@ bench: $(DEV) ## print the benchmark tables: quality of gradients, time and memo
 	$(BIN)/python benchmarks/replica_step.py
 
 clean: ## remove all that the targets make
-	rm -rf $(VENV) .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* \
+	rm -rf $(sort $(VENV) .venv) .venv-* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* \
 		build dist site dcpp-demo src/*.egg-info
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
