@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dropconnectpp.lab.runs.session import Display
+from dropconnectpp.lab.runs.progress import Display
 
 
 class Diary(Display):

@@ -437,8 +437,8 @@ def test_held_out_examples_are_training_examples_that_are_not_trained_on():
     dataset = replace(marked(), test=Untouchable())
     training = replace(OPEN.training, step_size=0.05, holdout=8)
     stack = Stack([Unit(replace(PLAIN, training=training), 0)], dataset, CPU)
-    pictures = torch.from_numpy(dataset.train.images)
-    where = [int((pictures == picture).flatten(1).all(1).nonzero()) for picture in stack.examples.test_images]
+    images = torch.from_numpy(dataset.train.images)
+    where = [int((images == image).flatten(1).all(1).nonzero()) for image in stack.examples.test_images]
     assert sorted([*where, *stack.examples.rows.tolist()]) == list(range(80))
 
 

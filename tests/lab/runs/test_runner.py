@@ -31,8 +31,9 @@ from dropconnectpp.lab.runs import runner as module
 from dropconnectpp.lab.runs import session
 from dropconnectpp.lab.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints
 from dropconnectpp.lab.runs.owner import Owner
+from dropconnectpp.lab.runs.progress import Display, History
 from dropconnectpp.lab.runs.runner import Runner, bytes_per_replica
-from dropconnectpp.lab.runs.session import ClaimsLostError, Display, Heartbeat, Progress
+from dropconnectpp.lab.runs.session import ClaimsLostError, Heartbeat
 from dropconnectpp.lab.runs.store import Store
 
 CPU = torch.device("cpu")
@@ -152,25 +153,25 @@ def test_a_row_that_diverged_does_not_depend_on_its_neighbours(tmp_path):
 
 
 def test_a_network_spoilt_by_its_last_step_has_diverged():
-    progress = Progress([[1.0, 0.5]], [[{"epoch": 1, "accuracy": 50.0}, {"epoch": 2, "accuracy": 10.0}]])
-    assert progress.result(0, {"nll": 0.4})[0] == "done"
-    status, results = progress.result(0, {"nll": float("nan")})
+    history = History([[1.0, 0.5]], [[{"epoch": 1, "accuracy": 50.0}, {"epoch": 2, "accuracy": 10.0}]])
+    assert history.result(0, {"nll": 0.4})[0] == "done"
+    status, results = history.result(0, {"nll": float("nan")})
     assert (status, results["diverged_at"]) == ("diverged", 2)
     assert results["curve"] == [{"epoch": 1, "accuracy": 50.0}]
 
 
-def test_other_pictures_under_the_same_name_are_refused(tmp_path):
+def test_other_images_under_the_same_name_are_refused(tmp_path):
     def with_content(content: str) -> Any:
         made = tiny()
         return lambda name: replace(made, provenance=replace(made.provenance, content=content))
 
     Runner(tmp_path, CPU, with_content("first")).run(units(1))
     Runner(tmp_path, CPU, with_content("first")).run(units(2))
-    with pytest.raises(ProtocolError, match=r"tiny holds other pictures .*content second, then first.*another --out"):
+    with pytest.raises(ProtocolError, match=r"tiny holds other images .*content second, then first.*another --out"):
         Runner(tmp_path, CPU, with_content("second")).run(units(3))
 
 
-def test_a_checkpoint_of_other_pictures_is_not_gone_on_with(tmp_path, monkeypatch):
+def test_a_checkpoint_of_other_images_is_not_gone_on_with(tmp_path, monkeypatch):
     made = tiny()
 
     def load(content: str) -> Any:
@@ -228,15 +229,15 @@ def test_work_that_was_taken_over_is_left_to_the_other(tmp_path, monkeypatch):
 @contextmanager
 def out_of_time(monkeypatch: pytest.MonkeyPatch, epoch: int) -> Iterator[None]:
     """As if the time limit were over once so many epochs are."""
-    real = session.Sitting._require
+    real = session.Session._require
 
-    def late(self: session.Sitting, needed_s: float, **how: bool) -> None:
+    def late(self: session.Session, needed_s: float, **how: bool) -> None:
         if self.stack.epoch == epoch:
             self.deadline = time.monotonic() - 1.0
         real(self, needed_s, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(session.Sitting, "_require", late)
+        patch.setattr(session.Session, "_require", late)
         yield
 
 
@@ -310,7 +311,7 @@ def test_out_of_memory_means_a_smaller_stack_and_a_line_that_says_so(tmp_path, m
     assert diary(runner).notes[0] == "6 replicas do not fit the device's memory: going on with 3 at once."
 
 
-def test_an_evaluation_that_does_not_fit_takes_fewer_pictures_and_loses_nothing(tmp_path, monkeypatch):
+def test_an_evaluation_that_does_not_fit_takes_fewer_images_and_loses_nothing(tmp_path, monkeypatch):
     make(tmp_path / "whole").run(units(1))
     real = evaluation.final
 
@@ -324,7 +325,7 @@ def test_an_evaluation_that_does_not_fit_takes_fewer_pictures_and_loses_nothing(
     assert not runner.run(units(1)).left
     assert diary(runner).epochs == [1, 2, 3, 4]
     assert diary(runner).notes == [
-        f"Evaluating {size} pictures at a time: more do not fit the device's memory." for size in (1000, 500, 250)
+        f"Evaluating {size} images at a time: more do not fit the device's memory." for size in (1000, 500, 250)
     ]
     assert table(tmp_path / "small") == table(tmp_path / "whole")
 
@@ -466,7 +467,7 @@ def test_checkpoints_that_take_long_are_written_less_often(tmp_path, monkeypatch
     monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(Checkpoints, "write", saved)
     monkeypatch.setattr(Stack, "train_epoch", trained)
-    session.Sitting(units(1, epochs=13), tiny(), CPU, Checkpoints(tmp_path), Display(), None, 0.9).train(lambda: None)
+    session.Session(units(1, epochs=13), tiny(), CPU, Checkpoints(tmp_path), Display(), None, 0.9).train(lambda: None)
     assert epochs == wanted  # 0.3 s are three per cent of ten seconds
 
 

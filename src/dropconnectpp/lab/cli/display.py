@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dropconnectpp.lab.cli.console import counted
-from dropconnectpp.lab.runs.session import Display
+from dropconnectpp.lab.runs.progress import Display
 
 LINE_EVERY_S = 20.0
 """Seconds between two plain lines of one stack, at least."""

@@ -1,4 +1,4 @@
-"""Checkpoints of unfinished stacks: written whole or not at all, and found again by the work they hold."""
+"""Checkpoints of unfinished stacks: written whole or not at all, and found by the work they hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dropconnectpp.errors import DropConnectError
 
 Keys = tuple[tuple[str, int], ...]
 ABANDONED_S = 3600.0
-"""A file that was being written so long ago belongs to a process that was killed."""
+"""A file that was being written that long ago belongs to a process that was killed."""
 
 
 class CheckpointError(DropConnectError, OSError):
@@ -36,12 +36,12 @@ class Checkpoint:
     curves: list[list[dict[str, Any]]]
     """Points of Figure 1(a), for each replica."""
     seconds: float
-    """Spent so far, over all sittings."""
+    """Spent so far, over all sessions."""
     epoch_s: float = 0.0
     evaluation_s: float = 0.0
-    """How long an epoch and an evaluation took, to tell what fits a time limit."""
+    """How long an epoch and an evaluation took, to know what fits a time limit."""
     content: str = ""
-    """Of the data set: other pictures under the same name are other work."""
+    """Digest of the data set: other images under the same name are other work."""
 
 
 class Checkpoints:
@@ -56,7 +56,7 @@ class Checkpoints:
         return self.folder / f"{name}.pt"
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Replace the stack's last checkpoint; a process killed on the way leaves that one."""
+        """Replace the stack's last checkpoint; a process killed meanwhile leaves the last one."""
         path = self.path(checkpoint.keys)
         new = path.with_suffix(f".{os.getpid()}.new")
         try:
@@ -81,7 +81,7 @@ class Checkpoints:
             return None
 
     def all(self) -> Iterator[tuple[Path, Keys]]:
-        """Every checkpoint with the work it holds, without its state: other processes' may be large."""
+        """Every checkpoint with the work it holds, but without its state, which may be large."""
         for path in sorted(self.folder.glob("*.pt")):
             try:
                 yield path, tuple((str(d), int(r)) for d, r in json.loads(_keys_file(path).read_text()))

@@ -1,10 +1,10 @@
-"""Choosing step sizes and rates the way the paper says, by trainings that are stored like any others.
+"""Choosing step sizes and rates as the paper says, by trainings that are stored like any others.
 
 "Adagrad's global stepsize is chosen from the set {0.005, 0.01, 0.05}, based on the network performance on the
 training set in the first few iterations"; "The Dropout and DropConnect rates are selected on the grounds of
 performance maximization": here on training data held out for it, never on the test set.
 
-`Selection(together=True)` is beyond the paper: step sizes and rates are tried with each other, on held-out data.
+`Selection(together=True)` goes beyond the paper: step sizes and rates are tried with each other, on held-out data.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from dropconnectpp.lab.runs.runner import Runner
 from dropconnectpp.lab.runs.store import Row
 
 PROVISIONAL_RATE = 0.5
-"""At which the step size is chosen while the rate is open."""
+"""The rate at which step sizes are compared while the rate is open."""
 QUICK = Evaluation(curve_samples=0, samples=(), shares=(), predictive_samples=0, every=10**6)
 WAIT_S = 5.0
-"""Between looks at trials that another process trains."""
+"""Seconds between looks at trials that another process trains."""
 
 
 def choose_hyperparameters(
     protocols: Sequence[Protocol], runner: Runner, settings: Selection
 ) -> dict[str, Protocol] | None:
-    """Complete protocols by the digest of the incomplete ones; None if time ran out on the way."""
+    """Complete protocols by the digest of the incomplete ones; None if time ran out meanwhile."""
     first = [p for p in protocols if p.training.step_size is None and not settings.together]
     steps = _choose_steps(first, runner, settings)
     if steps is None:
@@ -114,7 +114,7 @@ Values = tuple[tuple[str, float], ...]
 
 
 def _candidates(protocol: Protocol, settings: Selection) -> dict[Values, Protocol]:
-    """The protocol with each value, or each combination, of what is open in it."""
+    """The protocol with each value, or each combination of values, of what is open in it."""
     method = protocol.method
     found: dict[Values, Protocol] = {(): protocol}
     if protocol.training.step_size is None:
@@ -144,21 +144,21 @@ class _Trials:
     """The candidates as they are trained for that: without the held-out examples."""
 
     def add(self, settings: Selection) -> None:
-        """What the settings offer."""
+        """Add what the settings offer."""
         for values, one in _candidates(self.protocol, settings).items():
             training = replace(one.training, holdout=self.holdout, epochs=self.epochs)
             self.candidates[values] = one
             self.trained[values] = replace(one, training=training, evaluation=QUICK)
 
     def measured(self, rows: Mapping[str, Sequence[Row]]) -> dict[Values, float]:
-        """Mean accuracy of each; not finite where one diverged."""
+        """Mean accuracy of each candidate; not finite where a replica diverged."""
         return {
             values: _mean(rows[trial.digest], lambda row: row.results.get("accuracy", math.nan))
             for values, trial in self.trained.items()
         }
 
     def next_rate(self, rows: Mapping[str, Sequence[Row]], settings: Selection) -> float | None:
-        """A higher rate, where the highest that was tried is the best."""
+        """A higher rate, where the highest rate tried is the best."""
         measured = self.measured(rows)
         best = _best(measured)
         rate = dict(best).get("rate")
@@ -170,7 +170,7 @@ class _Trials:
 
 
 def _choose_held_out(protocols: dict[str, Protocol], runner: Runner, settings: Selection) -> dict[str, _Chosen] | None:
-    """What is open, by the accuracy on held-out training data, by digest."""
+    """Choose what is open by the accuracy on held-out training data; by digest. None if time ran out meanwhile."""
     trials: dict[str, _Trials] = {}
     for digest, protocol in protocols.items():
         if protocol.training.holdout:
@@ -197,7 +197,7 @@ def _choose_held_out(protocols: dict[str, Protocol], runner: Runner, settings: S
 def _go_on(
     trials: Mapping[str, _Trials], rows: Mapping[str, Sequence[Row]], runner: Runner, settings: Selection
 ) -> dict[str, _Trials]:
-    """Adds a higher rate to those of which the highest is the best, and gives them back."""
+    """Add a higher rate to the trials of which the highest rate is the best, and return these."""
     growing = {}
     for digest, one in trials.items():
         rate = one.next_rate(rows, settings)
@@ -229,7 +229,7 @@ def _chosen(trials: _Trials, rows: Mapping[str, Sequence[Row]], runner: Runner) 
 
 
 def _run(trials: Mapping[str, Mapping[Any, Protocol]], runner: Runner, replicas: int) -> dict[str, list[Row]] | None:
-    """All candidates side by side, those of other processes waited for; the rows of each by digest."""
+    """Train all candidates side by side, and wait for those of other processes; the rows of each by digest."""
     protocols = {p.digest: p for candidates in trials.values() for p in candidates.values()}
     units = [Unit(protocol, replica) for protocol in protocols.values() for replica in range(replicas)]
     if not units:

@@ -1,6 +1,6 @@
-"""Running work on this machine: claims replicas, has them trained in stacks, and puts results in the store.
+"""Running work on this machine: claim replicas, train them in stacks, put the results in the store.
 
-Killed at any moment it loses what came after the last checkpoint; run again it goes on, and ends with the same rows.
+A run that is killed loses what came after its last checkpoint; run again, it goes on and ends with the same rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from dropconnectpp.lab.replicas.network import Shape
 from dropconnectpp.lab.replicas.stack import Stack, Unit
 from dropconnectpp.lab.runs.checkpoints import Checkpoint, Checkpoints
 from dropconnectpp.lab.runs.owner import Owner
-from dropconnectpp.lab.runs.session import ClaimsLostError, Display, Heartbeat, OutOfTimeError, Sitting
+from dropconnectpp.lab.runs.progress import Display
+from dropconnectpp.lab.runs.session import ClaimsLostError, Heartbeat, OutOfTimeError, Session
 from dropconnectpp.lab.runs.store import FINAL, Key, Store
 
 CPU_GROUP = 8
@@ -48,7 +49,7 @@ class Outcome:
     """Rows of the work asked for that are in the store now."""
     left: int
     stopped: bool
-    """The time limit came first; the same command goes on."""
+    """The time limit came first; the same command goes on from here."""
 
 
 @dataclass
@@ -62,7 +63,7 @@ class Runner:
     group: int | None = None
     """Most replicas of a stack; None: as many as fit."""
     deadline: float | None = None
-    """`time.monotonic` at which to have stopped."""
+    """`time.monotonic` by which to stop."""
     checkpoint_s: float = 60.0
     """Least time between checkpoints; longer where they take long to write."""
 
@@ -85,7 +86,7 @@ class Runner:
         return self._datasets[name]
 
     def run(self, units: Sequence[Unit]) -> Outcome:
-        """Do what of the work is not done yet and is nobody else's."""
+        """Do the part of the work that is not done and that no other process does."""
         wanted: Wanted = {unit.key: unit for unit in units}
         stopped = False
         with self.store() as store:
@@ -107,7 +108,7 @@ class Runner:
     # ------------------------------------------------------------------------------- choosing work
 
     def _resumed(self, store: Store, wanted: Wanted) -> Work | None:
-        """A stack that somebody left behind, if all of it is ours to finish."""
+        """A stack that another process left unfinished, if all of it is ours to finish."""
         for path, keys in self.checkpoints.all():
             if not all(key in wanted for key in keys):
                 continue
@@ -122,12 +123,12 @@ class Runner:
                 content = self.dataset(units[0].protocol.data).provenance.content
                 if checkpoint is not None and checkpoint.content == content:
                     return units, checkpoint
-                self.checkpoints.forget(keys)  # damaged, or of other pictures
+                self.checkpoints.forget(keys)  # damaged, or of other images
             store.release(mine, self.owner)
         return None
 
     def _fresh(self, store: Store, wanted: Wanted) -> Work | None:
-        """The next replicas that nobody works on and that fit one stack."""
+        """The next replicas that no process works on and that fit one stack."""
         done = store.finished()
         pending = [unit for key, unit in wanted.items() if key not in done]
         while pending:
@@ -184,46 +185,46 @@ class Runner:
         foreign = self.dataset(protocol.evaluation.foreign) if protocol.evaluation.foreign else None
         if foreign is not None:
             evaluation.check_foreign(dataset.shape[1], foreign)  # now rather than after the training
-        sitting = Sitting(units, dataset, self.device, self.checkpoints, self.display, self.deadline, self.checkpoint_s)
+        session = Session(units, dataset, self.device, self.checkpoints, self.display, self.deadline, self.checkpoint_s)
         if checkpoint is not None:
-            sitting.resume(checkpoint)
-        self.display.group(_title(units), len(units), protocol.training.epochs, sitting.stack.epoch)
-        done = store.finished()  # a sitting before this one may have been killed between two rows
+            session.resume(checkpoint)
+        self.display.group(_title(units), len(units), protocol.training.epochs, session.stack.epoch)
+        done = store.finished()  # an earlier session may have been killed between two rows
         with Heartbeat(store.path, self.owner, [unit.key for unit in units if unit.key not in done]) as heartbeat:
-            sitting.train(heartbeat.check)
-            measured = sitting.measure(foreign)
+            session.train(heartbeat.check)
+            measured = session.measure(foreign)
             heartbeat.check()
-        self._finish(store, sitting, measured, done)
-        self.checkpoints.forget(sitting.keys)
+        self._finish(store, session, measured, done)
+        self.checkpoints.forget(session.keys)
         self.display.group_finished()
 
     @staticmethod
     def _require_same_data(store: Store, units: Sequence[Unit], dataset: Dataset) -> None:
-        """Replicas of one experiment must have seen the same pictures."""
+        """Replicas of one experiment must have seen the same images."""
         content = dataset.provenance.content
         for digest in {unit.protocol.digest for unit in units}:
             for row in store.rows(digest):
                 seen = row.provenance.get("content", "")
                 if row.status in FINAL and seen and content and seen != content:
                     raise ProtocolError(
-                        f"{dataset.name} holds other pictures than when replica {row.key.replica} was trained "
+                        f"{dataset.name} holds other images than when replica {row.key.replica} was trained "
                         f"(content {content}, then {seen}). Bring the old ones back, or use another --out."
                     )
 
-    def _finish(self, store: Store, sitting: Sitting, measured: Sequence[dict[str, object]], done: set[Key]) -> None:
-        for r, (unit, result) in enumerate(zip(sitting.units, measured, strict=True)):
+    def _finish(self, store: Store, session: Session, measured: Sequence[dict[str, object]], done: set[Key]) -> None:
+        for r, (unit, result) in enumerate(zip(session.units, measured, strict=True)):
             if unit.key in done:
                 continue
-            status, results = sitting.progress.result(r, result)
+            status, results = session.history.result(r, result)
             store.finish(
                 unit.key,
                 self.owner,
                 status,
                 results=results,
-                seconds=sitting.seconds / len(sitting.units),
+                seconds=session.seconds / len(session.units),
                 device=devices.describe(self.device),
-                versions=versions() | _how(sitting.stack),
-                provenance={"data": sitting.dataset.name, **asdict(sitting.dataset.provenance)},
+                versions=versions() | _how(session.stack),
+                provenance={"data": session.dataset.name, **asdict(session.dataset.provenance)},
                 commit=commit(),
             )
 
@@ -243,12 +244,12 @@ def bytes_per_replica(shape: Shape, batch: int) -> int:
         maps += count * (3 * side**2 + 2 * after**2)
         windows = max(windows, (channels + 3) // 4 * 4 * architecture.filter_size**2 * side**2)
         side, channels = after, count
-    pictures = max(batch, evaluation.CHUNK)
-    return 4 * 10 * weights + 2 * pictures * (maps + windows) + 4 * pictures * 3 * shape.dense[1]
+    images = max(batch, evaluation.CHUNK)
+    return 4 * 10 * weights + 2 * images * (maps + windows) + 4 * images * 3 * shape.dense[1]
 
 
 def versions() -> dict[str, str]:
-    """What the numbers were made with."""
+    """Versions of what made the numbers."""
     names = {"python": platform.python_version(), "torch": torch.__version__}
     if torch.version.cuda:
         names["cuda"] = torch.version.cuda
@@ -261,7 +262,7 @@ def versions() -> dict[str, str]:
 
 
 def _how(stack: Stack) -> dict[str, str]:
-    """What of a device's own ways can move the last digits."""
+    """What of the device's own choices can move the last digits."""
     tuned = launch_config.evidence(stack.device) if stack.fused else {}
     return {"convolutions": str(stack.input_dtype).removeprefix("torch."), **tuned}
 

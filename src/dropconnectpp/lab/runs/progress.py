@@ -1,0 +1,64 @@
+"""How far a stack of replicas has come: what is shown as it trains, and what has been measured of it so far."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from dropconnectpp.lab.runs.store import FinalStatus
+
+
+class Display:
+    """What a run says as it goes; this one says nothing."""
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+
+    def group(self, title: str, replicas: int, epochs: int, done: int) -> None:
+        """A stack starts, or goes on after ``done`` epochs."""
+
+    def within(self, done: float) -> None:
+        """How many epochs are over, with a share of the next."""
+
+    def epoch(self, done: int, loss: float, accuracy: float | None) -> None:
+        """An epoch is over; means over the replicas."""
+
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        """The final evaluation goes on."""
+
+    def timing(self, done: int, total: int) -> None:
+        """How many rounds of timing are over."""
+
+    def group_finished(self) -> None:
+        """The stack's rows are stored."""
+
+
+@dataclass
+class History:
+    """What has been measured of each replica so far."""
+
+    losses: list[list[float]]
+    curves: list[list[dict[str, Any]]]
+    seconds: float = 0.0
+    epoch_s: float = 0.0
+    evaluation_s: float = 0.0
+
+    def diverged_at(self, r: int) -> int | None:
+        """The first epoch whose loss is not finite."""
+        return next((epoch for epoch, loss in enumerate(self.losses[r], 1) if not math.isfinite(loss)), None)
+
+    @property
+    def all_diverged(self) -> bool:
+        """Whether nothing is left to train."""
+        return all(self.diverged_at(r) is not None for r in range(len(self.losses)))
+
+    def result(self, r: int, measured: dict[str, Any]) -> tuple[FinalStatus, dict[str, Any]]:
+        """Status and results of a replica; where it diverged, only what came before."""
+        at = self.diverged_at(r)
+        if at is None and not math.isfinite(measured["nll"]):
+            at = len(self.losses[r])  # the last step of all was one too many
+        if at is None:
+            return "done", {"losses": self.losses[r], "curve": self.curves[r], **measured}
+        curve = [point for point in self.curves[r] if point["epoch"] < at]
+        return "diverged", {"losses": self.losses[r][:at], "curve": curve, "diverged_at": at}
