@@ -105,3 +105,18 @@ def test_every_module_says_what_it_is_for() -> None:
     for module in modules:
         docstring = ast.get_docstring(ast.parse(module.read_text(encoding="utf-8")), clean=False) or ""
         assert docstring.split("\n")[0].strip(), f"{module.relative_to(PACKAGE)} does not say what it is for"
+
+
+def test_the_design_says_what_every_module_is_for() -> None:
+    """Sections are folders of the package; what their tables name is there, and nothing is missing."""
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    titles = {"### The library": "", "### The laboratory": "lab/"}
+    named: set[str] = set()
+    for heading, body in re.findall(r"^(#{3,4} [^\n]+)\n(.*?)(?=^#)", text, flags=re.MULTILINE | re.DOTALL):
+        folder = titles.get(heading, heading.removeprefix("#### ").strip("`"))
+        for first in re.findall(r"^\| (`.*?) \|", body, flags=re.MULTILINE):
+            named |= {folder + name for name in re.findall(r"`([^`]+)`", first)}
+    modules = {p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if p.name != "__init__.py"}
+    files = {name for name in named if not name.endswith("/")}
+    assert sorted(modules - files) == [], "docs/design.md does not say what they are for"
+    assert [name for name in sorted(named) if not (PACKAGE / name).exists()] == [], "docs/design.md names them"
