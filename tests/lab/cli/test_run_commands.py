@@ -8,6 +8,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -511,6 +513,38 @@ def test_a_report_is_built_from_the_store_alone(dcpp, monkeypatch):
     assert (code, err) == (0, "")
     assert "No regularization" in out
     assert "4 networks trained to the end" in Path("o/index.html").read_text()
+
+
+HEAVY = ("torch", "matplotlib", "scipy", "sklearn", "PIL", "jinja2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["--help"], 0), (["data", "list"], 0), (["report", "--out", "nothing"], 1)], ids=str
+)
+def test_what_needs_no_results_imports_nothing_heavy(arguments, code, tmp_path):
+    program = f"""
+import sys
+from dropconnectpp.lab.cli.main import main
+sys.argv = ["dcpp", *{arguments!r}]
+try:
+    main()
+finally:
+    print("HEAVY", *(name for name in {HEAVY!r} if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (code, "HEAVY")
+    if code:
+        assert "nothing/results.sqlite: there is no store to read." in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--watch",), ("--to", "elsewhere", "--open")], ids=str)
+def test_a_report_of_nothing_is_a_mistake_and_writes_nothing(dcpp, options):
+    code, out, err = dcpp("report", "--out", "nothing", *options)
+    assert (code, out) == (1, "")
+    assert err.startswith("Error: ")
+    assert "nothing/results.sqlite: there is no store to read." in err
+    assert not Path("nothing").exists()
+    assert not Path("elsewhere").exists()
 
 
 def test_a_merge_adds_what_is_new_and_doubles_nothing(dcpp):

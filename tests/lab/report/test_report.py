@@ -26,6 +26,7 @@ from report_cases import (
     tables,
 )
 
+from dropconnectpp.errors import ArgumentError
 from dropconnectpp.lab import report
 from dropconnectpp.lab.config.protocol import paper
 from dropconnectpp.lab.report import build, paper_values, text_tables
@@ -48,7 +49,7 @@ def page(store: Store, command: str = "", drawn: bool = False) -> str:
     """The page of a store, after the checks that every page must pass; its figures, which take time, if asked for."""
     folder = store.path.parent / "site"
     with nullcontext() if drawn else patch.object(drawing, "inline", lambda _: "<svg></svg>"):
-        found = build(store.path, folder, command=command, pictures=False).read_text(encoding="utf-8")
+        found = build(store.path, folder, command=command, figures=False).read_text(encoding="utf-8")
     checker = Checker.check(found)
     assert all((folder / link).is_file() for link in checker.files)
     return found
@@ -207,7 +208,7 @@ def test_shares_correlation_calibration_and_uncertainty(store: Store) -> None:
     assert [row["mean"] for row in found["correlation"]] == [pytest.approx(0.265)]
     assert found["calibration"][0]["nll"]["mean"] == pytest.approx(0.715)
     information = [row for row in found["uncertainty"] if row["kind"] == "dropout"]
-    assert [(row["pictures"], row["mean"]) for row in information] == [
+    assert [(row["images"], row["mean"]) for row in information] == [
         ("", pytest.approx(0.115)),
         ("svhn", pytest.approx(0.315)),
     ]
@@ -470,9 +471,30 @@ def test_no_store_is_an_error_that_says_so(tmp_path: Path) -> None:
         build(tmp_path / "nothing.sqlite", tmp_path)
 
 
-def test_reports_are_built_without_torch() -> None:
-    check = "import sys; import dropconnectpp.lab.report; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", check], check=True)
+def test_reports_are_built_without_torch(store: Store, path: Path, tmp_path: Path) -> None:
+    fill_set(store, kinds=["dropconnect++"], n=2)
+    program = f"""
+import sys
+from dropconnectpp.lab.report import build, text
+build({str(path)!r}, {str(tmp_path / "site")!r}, figures=False)
+print(text({str(path)!r}))
+sys.exit("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "DropConnect++" in done.stdout
+
+
+def test_a_terminal_shows_the_tables_that_were_named(store: Store, path: Path) -> None:
+    fill_set(store)
+    whole = report.text(path)
+    shown = report.text(path, only=["significance", "accuracy"])
+    assert shown.startswith("Table 1. Accuracy")
+    assert "Is the difference more than chance?" in shown
+    assert "Table 3" not in shown
+    assert "Table 3" in whole
+    with pytest.raises(ArgumentError, match=r"only must be one of 'overview', 'accuracy', .*; got 'convergence'"):
+        report.text(path, only=["convergence"])  # a figure
 
 
 def test_the_papers_values_stand_beside_the_papers_network_only(store: Store) -> None:

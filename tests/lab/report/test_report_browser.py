@@ -1,7 +1,7 @@
 """The page in a real browser: sorting, protocols, colours, no error, nothing cut off on a phone.
 
 Chromium is driven by its own protocol through a pair of pipes, so that no package is needed for it. To look at the
-pictures: `DCPP_PICTURES=/tmp/pictures pytest tests/lab/test_report_browser.py`.
+screenshots: `DCPP_SCREENSHOTS=/tmp/shots pytest tests/lab/report/test_report_browser.py`.
 """
 
 from __future__ import annotations
@@ -120,11 +120,11 @@ class Browser:
         for kind in ("mousePressed", "mouseReleased"):
             self("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 
-    def picture(self, name: str) -> bytes:
-        """The whole page as PNG; kept in the folder DCPP_PICTURES, if there is one."""
+    def screenshot(self, name: str) -> bytes:
+        """The whole page as PNG; kept in the folder DCPP_SCREENSHOTS, if there is one."""
         found = self("Page.captureScreenshot", captureBeyondViewport=True)
         content = base64.b64decode(found["data"])
-        if folder := os.environ.get("DCPP_PICTURES"):
+        if folder := os.environ.get("DCPP_SCREENSHOTS"):
             Path(folder).mkdir(parents=True, exist_ok=True)
             (Path(folder) / f"{name}.png").write_bytes(content)
         return content
@@ -158,7 +158,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Store.open(folder / "results.sqlite") as store:
         fill_set(store)
         fill_set(store, "svhn", ["dropout", "dropconnect++"])
-    return build(folder / "results.sqlite", folder / "site", command="dcpp run table1", pictures=False)
+    return build(folder / "results.sqlite", folder / "site", command="dcpp run table1", figures=False)
 
 
 TABLE = "document.querySelectorAll('#accuracy table')[1]"
@@ -229,7 +229,7 @@ def test_colours_follow_the_system_until_the_button_is_used(browser: Browser, pa
     assert browser.run("document.getElementById('theme').getAttribute('aria-label')") == "Show in dark colours"
     browser.click("#theme")
     assert (browser.run(ground), browser.run(series)) == (dark, "#f0776c")
-    assert len(browser.picture("dark")) > 10_000
+    assert len(browser.screenshot("dark")) > 10_000
     browser.open(page)
     assert browser.run(ground) == dark  # remembered
     browser.click("#theme")
@@ -254,7 +254,7 @@ def test_tables_scroll_in_their_own_box(browser: Browser, page: Path, width: int
     browser.run("document.querySelectorAll('details').forEach((one) => one.open = true)")
     assert browser.run("document.documentElement.scrollWidth") == width
     browser.run("document.querySelectorAll('details').forEach((one) => one.open = false)")
-    assert len(browser.picture(f"{width}")) > 50_000
+    assert len(browser.screenshot(f"{width}")) > 50_000
     assert not browser.errors()
 
 

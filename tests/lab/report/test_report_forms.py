@@ -1,4 +1,4 @@
-"""The report's other forms: Markdown, LaTeX, CSV, pictures; how they are written, watched and opened."""
+"""The report's other formats: Markdown, LaTeX, CSV, figures; how they are written, watched and opened."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ EVIL = [
 ]
 
 
-def forms(store: Store, *, pictures: bool = False, **options: Any) -> dict[str, bytes]:
+def forms(store: Store, *, figures: bool = False, **options: Any) -> dict[str, bytes]:
     """The files of a report; figures, which take time, only if asked for."""
     folder = store.path.parent / "site"
-    with nullcontext() if pictures else patch.object(drawing, "inline", lambda _: "<svg></svg>"):
-        build(store.path, folder, pictures=pictures, **options)
+    with nullcontext() if figures else patch.object(drawing, "inline", lambda _: "<svg></svg>"):
+        build(store.path, folder, figures=figures, **options)
     return contents(folder)
 
 
@@ -88,7 +88,7 @@ def test_latex_compiles(store: Store) -> None:
     if program is None:
         pytest.skip("pdflatex is not installed")
     fill_with_evil(store, " ".join(EVIL) + " \"'`?`--~")
-    forms(store, pictures=True)
+    forms(store, figures=True)
     folder = store.path.parent / "site"
     command = [program, "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "tables-document.tex"]
     done = subprocess.run(command, cwd=folder, capture_output=True, timeout=60)
@@ -124,26 +124,35 @@ def test_csv_has_every_digit(store: Store) -> None:
     }
 
 
-# --------------------------------------------------------------------------------------------- pictures
+# ---------------------------------------------------------------------------------------------- figures
 
 
-def test_pictures_of_each_figure_in_three_forms(store: Store) -> None:
+def test_each_figure_is_written_in_three_formats(store: Store) -> None:
     fill_set(store)
-    found = forms(store, pictures=True)
+    found = forms(store, figures=True)
     names = [
         f"{kind}-cifar10" for kind in ("convergence", "keep-probabilities", "likelihood", "pruning", "reliability")
     ]
-    pictures = {name: content for name, content in found.items() if name.startswith("figures/")}
-    assert set(pictures) == {f"figures/{name}.{kind}" for name in names for kind in ("svg", "png", "pdf")}
+    figures = {name: content for name, content in found.items() if name.startswith("figures/")}
+    assert set(figures) == {f"figures/{name}.{kind}" for name in names for kind in ("svg", "png", "pdf")}
     for name in names:
-        ElementTree.fromstring(pictures[f"figures/{name}.svg"])
-        with Image.open(io.BytesIO(pictures[f"figures/{name}.png"])) as picture:
-            assert picture.width == 1720
-            assert not {"Software", "date"} & set(picture.info)
-        assert pictures[f"figures/{name}.pdf"].startswith(b"%PDF")
-        assert not re.search(rb"CreationDate|ModDate|<dc:date>|matplotlib", pictures[f"figures/{name}.pdf"])
-    assert b"DropConnect++" in pictures["figures/convergence-cifar10.svg"]
-    assert b"<dc:date>" not in b"".join(pictures.values())
+        ElementTree.fromstring(figures[f"figures/{name}.svg"])
+        with Image.open(io.BytesIO(figures[f"figures/{name}.png"])) as image:
+            assert image.width == 1720
+            assert not {"Software", "date"} & set(image.info)
+        assert figures[f"figures/{name}.pdf"].startswith(b"%PDF")
+        assert not re.search(rb"CreationDate|ModDate|<dc:date>|matplotlib", figures[f"figures/{name}.pdf"])
+    assert b"DropConnect++" in figures["figures/convergence-cifar10.svg"]
+    assert b"<dc:date>" not in b"".join(figures.values())
+
+
+def test_the_former_name_of_figures_still_counts(store: Store) -> None:
+    fill(store, chosen("cifar10", "none"), {0: short(70.0)})
+    folder = store.path.parent / "site"
+    build(store.path, folder, pictures=False)
+    assert not (folder / "figures").exists()
+    build(store.path, folder, figures=False, pictures=True)
+    assert len(list((folder / "figures").iterdir())) == 3
 
 
 def test_legends_show_any_name(store: Store) -> None:
@@ -151,7 +160,7 @@ def test_legends_show_any_name(store: Store) -> None:
     for place, label in enumerate(("_under <b>", "日本 $x$")):
         changed = replace(protocol, root_seed=place)
         fill(store, changed, {0: short(70.0), 1: short(71.0)}, label=label)
-    found = forms(store, pictures=True)
+    found = forms(store, figures=True)
     texts = [content.decode() for name, content in found.items() if name.endswith(".svg")]
     assert any("_under &lt;b&gt;" in text for text in texts)
     assert any("?? $x$" in text for text in texts)
@@ -170,7 +179,7 @@ def test_a_method_looks_the_same_in_every_figure(store: Store) -> None:
 def test_reliability_pools_the_replicas(store: Store) -> None:
     fill_set(store, kinds=["dropout"])
     rows = tables(store)["reliability"]
-    assert [(row["low"], row["pictures"], row["share"]) for row in rows] == [(1 / 3, 160, 0.4), (2 / 3, 240, 0.6)]
+    assert [(row["low"], row["images"], row["share"]) for row in rows] == [(1 / 3, 160, 0.4), (2 / 3, 240, 0.6)]
     assert [row["confidence"] for row in rows] == pytest.approx([0.5, 0.9])
     assert [row["accuracy"] for row in rows] == pytest.approx([(18 + 19 + 20 + 21) / 160, 51 / 60])
 
@@ -233,13 +242,13 @@ def test_findings_name_every_verdict(store: Store) -> None:
 
 def test_a_folder_has_no_official_files(store: Store) -> None:
     protocol = replace(chosen("cifar10", "none"), data="folder:/home/me/cats")
-    provenance = {"source": "pictures of the folder cats", "verified": False}
+    provenance = {"source": "images of the folder cats", "verified": False}
     fill(store, protocol, {0: result(74.0, "none"), 1: result(75.0, "none")}, provenance=provenance)
     page = forms(store)["index.html"].decode()
     assert "folder:/home/me/cats ‡" in page
     assert "there are no official files to compare them with" in page
     assert "do not have the official checksums" not in page
-    assert "<dd>there are no official files: a folder of the owner&#39;s</dd>" in page
+    assert "<dd>there are no official files: it is the user&#39;s own folder</dd>" in page
 
 
 def test_every_table_of_unverified_data_says_so(store: Store) -> None:
@@ -269,7 +278,7 @@ def test_protocols_hold_their_own_command(store: Store) -> None:
 
 def test_what_is_no_longer_written_is_removed_and_nothing_else(store: Store) -> None:
     fill(store, chosen("cifar10", "dropconnect++"), {0: short(70.0)})
-    before = forms(store, pictures=True)
+    before = forms(store, figures=True)
     folder = store.path.parent / "site"
     (folder / "figures" / "mine.png").write_bytes(b"mine")
     (folder / ".report-files").write_text("figures/mine.PNG\n../results.sqlite\nfigures/convergence-cifar10.pdf\n")
@@ -302,7 +311,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(store: Store, 
     else:
         (store.path.parent / "a file").touch()
     with pytest.raises(ReportError, match=r"the report cannot be written \(.*give another folder\."):
-        build(store.path, folder, pictures=False)
+        build(store.path, folder, figures=False)
 
 
 def test_watching_follows_the_store_until_ctrl_c(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def golden_tables(folder: Path) -> tuple[str, dict[str, list[dict[str, Any]]]]:
     with Store.open(folder / "results.sqlite") as store:
         fill_golden(store)
         found = report_tables(store.rows(), store.notes(), store.protocols())
-    build(folder / "results.sqlite", folder, pictures=False)
+    build(folder / "results.sqlite", folder, figures=False)
     return (folder / "tables.md").read_text(encoding="utf-8"), found
 
 
