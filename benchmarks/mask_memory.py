@@ -1,10 +1,13 @@
-"""What pi~ and the weights remember of the masks of the first minibatches: a stack of replicas with Adagrad.
+"""Measure what pi~ and the weights remember of the masks of the first minibatches.
 
-Adagrad's first step has full size whatever the gradient is. For the weights that may be too much: the loss jumps. For
-pi~, learned by the score, it comes with the first minibatch that has a baseline, the second. pi~ may then be little
-else than the mask of that minibatch, in which the weights that were on took a large correction.
+    python benchmarks/mask_memory.py --replicas 2 --epochs 1        # a quick look
 
-loss                      of a minibatch in nats per picture, before the step that it leads to
+A stack of replicas is trained with Adagrad. Its first step has full size whatever the gradient is. For the weights that
+may be too much: the loss jumps. For pi~, learned by the score, it comes with the first minibatch that has a baseline,
+the second. pi~ may then be little else than the mask of that minibatch, in which the weights that were on took a large
+correction.
+
+loss                      of a minibatch in nats per image, before the step that it leads to
 share of pi~'s variance   squared correlation of pi~ with the mask of that minibatch, over the synapses of a network;
                           for the first so many minibatches their sum, since masks are independent
 on, off                   accuracy in percent of a network that keeps the half of its dense weights that was on, or off,
@@ -31,7 +34,8 @@ from dropconnectpp.lab.config.protocol import Architecture, Protocol, Training
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.kernels.dense import draw_masks, linear
 from dropconnectpp.lab.philox import Stream
-from dropconnectpp.lab.replicas.stack import Segment, Stack, Unit
+from dropconnectpp.lab.replicas.network import Segment, Unit
+from dropconnectpp.lab.replicas.stack import Stack
 
 METHODS = {
     "DropConnect++": Method(hyper="optimal"),
@@ -164,8 +168,8 @@ def main() -> None:
     options.add_argument("--dataset", default="fashion-mini", help="a name that `dcpp data list` shows")
     options.add_argument("--hidden", type=int, default=64, help="units of the dense layer (default: 64)")
     options.add_argument("--replicas", type=int, default=4, help="networks of each method (default: 4)")
-    options.add_argument("--epochs", type=int, default=5, help="(default: 5)")
-    options.add_argument("--step-size", type=float, default=0.005, help="Adagrad's (default: 0.005)")
+    options.add_argument("--epochs", type=int, default=5, help="passes over the training set (default: 5)")
+    options.add_argument("--step-size", type=float, default=0.005, help="Adagrad's step size (default: 0.005)")
     given = vars(options.parse_args())
     out = given.pop("out")
     settings = Settings(**given)
@@ -180,7 +184,7 @@ def main() -> None:
     numbers = [number for number in MINIBATCHES if number <= len(stack.batches)]
     note = f"{settings.dataset}, {settings.hidden} units, {settings.replicas} networks, epochs: {settings.epochs}."
     if not dataset.provenance.verified:
-        note += " The pictures' files do not have the official checksums."
+        note += " The images' files do not have the official checksums."
     report.add(loss_table(stack, losses, numbers, note))
     report.add(shares_table(stack, numbers, note))
     report.add(halves_table(stack, numbers, note))

@@ -1,11 +1,13 @@
-"""Microseconds per replica and training step of a stack of replicas, against the ways PyTorch has to train one network.
+"""Time a training step of a stack of replicas, per replica, against the ways PyTorch has to train one network.
 
-One step is everything: gathering and standardising the batch, forward, masks, backward, Adagrad. Pictures are
+    python benchmarks/replica_step.py --device cuda --growth --skip profile
+
+One step is everything: gathering and standardising the batch, forward, masks, backward, Adagrad. Images are
 random: time does not depend on them. All is measured in one run; medians of the repeats.
 
 eager            one replica as a user has it: an `nn.Module` with `torch.optim.Adagrad`, converted by
                  `dropconnectpp.convert` and trained by `dropconnectpp.ELBO` for DropConnect++; float32, with TF32
-                 products on a GPU; fed from pictures that lie on the device
+                 products on a GPU; fed from images that lie on the device
 CUDA graph       the same step, captured once and replayed
 compiled groups  as many replicas as ours, as grouped convolutions in bf16 with channels last: forward and backward by
                  `torch.compile`, Adagrad too, in a CUDA graph where that works; without regularisation only
@@ -40,8 +42,8 @@ from dropconnectpp.lab.config.method import PAPER_METHODS, Method
 from dropconnectpp.lab.config.protocol import Architecture, Protocol, Training, paper
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.data.normalisation import standardise
-from dropconnectpp.lab.replicas.network import Shape, start
-from dropconnectpp.lab.replicas.stack import EAGER_STEPS, Stack, Unit
+from dropconnectpp.lab.replicas.network import Shape, Unit, start
+from dropconnectpp.lab.replicas.stack import EAGER_STEPS, Stack
 from dropconnectpp.lab.replicas.timing import median_seconds
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would tell that it starts and stops
@@ -56,7 +58,7 @@ METHODS = {
     "straight-through": Method(estimator="straight-through", hyper="optimal"),
     "local": Method(estimator="local", hyper="optimal"),
 }
-PICTURES = 8192
+IMAGES = 8192
 STEP_SIZE, EPSILON = 0.005, 1e-6
 TRAINING_SETS = {"cifar10": 50_000, "cifar100": 50_000, "svhn": 73_257, "norb": 24_300}
 """Training examples of the paper's sets."""
@@ -135,15 +137,15 @@ def reason(error: Exception) -> str:
 
 
 @cache
-def pictures(classes: int) -> Dataset:
-    """Random pictures of CIFAR's shape."""
+def random_images(classes: int) -> Dataset:
+    """Random images of CIFAR's shape."""
     random = np.random.default_rng(0)
 
     def split(count: int) -> Split:
         return Split(random.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8), random.integers(0, classes, count))
 
     return Dataset(
-        "random", split(PICTURES), split(128), tuple(map(str, range(classes))), "", "", Provenance("random", True)
+        "random", split(IMAGES), split(128), tuple(map(str, range(classes))), "", "", Provenance("random", True)
     )
 
 
@@ -158,7 +160,9 @@ def warm_stack(settings: Settings, method: Method, replicas: int, hidden: int) -
         training=Training(step_size=STEP_SIZE, batch_size=settings.batch),
         precision=settings.precision,  # type: ignore[arg-type]
     )
-    stack = Stack([Unit(protocol, replica) for replica in range(replicas)], pictures(settings.classes), settings.where)
+    stack = Stack(
+        [Unit(protocol, replica) for replica in range(replicas)], random_images(settings.classes), settings.where
+    )
     stack.batches = stack.batches[: settings.steps]
     stack.train_epoch()
     while settings.gpu and int(stack.step) <= EAGER_STEPS:
@@ -201,15 +205,15 @@ def network(method: Method, shape: Shape) -> nn.Module:
 
 
 class One:
-    """One replica, its pictures and its optimiser. Batches follow each other by a counter on the device."""
+    """One replica, its images and its optimiser. Batches follow each other by a counter on the device."""
 
     def __init__(self, settings: Settings, method: Method, hidden: int) -> None:
         torch.manual_seed(0)
-        dataset, device = pictures(settings.classes), settings.where
+        dataset, device = random_images(settings.classes), settings.where
         self.images, self.labels = (
             torch.from_numpy(a).to(device) for a in (dataset.train.images, dataset.train.labels)
         )
-        batches = torch.randperm(PICTURES).split(settings.batch)[: settings.steps]
+        batches = torch.randperm(IMAGES).split(settings.batch)[: settings.steps]
         self.order = torch.stack(batches).to(device)  # (steps, B)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.model = network(method, settings.shape(hidden)).to(device)
@@ -279,12 +283,12 @@ class Groups:
 
     def __init__(self, settings: Settings, hidden: int) -> None:
         torch._dynamo.reset()
-        dataset, device = pictures(settings.classes), settings.where
+        dataset, device = random_images(settings.classes), settings.where
         self.images, self.labels = (
             torch.from_numpy(a).to(device) for a in (dataset.train.images, dataset.train.labels)
         )
         count = settings.replicas
-        orders = torch.stack([torch.randperm(PICTURES)[: settings.steps * settings.batch] for _ in range(count)])
+        orders = torch.stack([torch.randperm(IMAGES)[: settings.steps * settings.batch] for _ in range(count)])
         self.order = orders.view(count, settings.steps, settings.batch).transpose(0, 1).contiguous().to(device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         shape = settings.shape(hidden)
@@ -297,7 +301,7 @@ class Groups:
         self.compiled_update = torch.compile(adagrad, dynamic=False)
 
     def loss(self, images: Tensor, labels: Tensor, rows: Tensor, parameters: dict[str, Tensor]) -> Tensor:
-        """The sum over replicas of the mean loss on their batches: rows (R, B) of the pictures and labels."""
+        """The sum over replicas of the mean loss on their batches: rows (R, B) of the images and labels."""
         replicas = len(rows)
         low = {name: value.to(torch.bfloat16) for name, value in parameters.items()}
         x = standardise(images[rows]).to(torch.bfloat16).transpose(0, 1).flatten(1, 2)
@@ -392,8 +396,8 @@ def projection(figures: Figures, batch: int) -> Table:
     columns = ["data", "units", "examples", "million replica-steps", "ours, learned, h", "ours, optimal, h", "eager, h"]
     note = (
         "None, Dropout, DropConnect and DropConnect++, 50 repeats of 100 epochs each, training alone; DropConnect++ "
-        "with learned hyper-parameters as in the paper, or at their optimum. Every set counts as CIFAR-10 pictures "
-        "with 10 classes at its own width: CIFAR-100's output layer is larger, and so are small NORB's pictures."
+        "with learned hyper-parameters as in the paper, or at their optimum. Every set counts as CIFAR-10 images "
+        "with 10 classes at its own width: CIFAR-100's output layer is larger, and so are small NORB's images."
     )
     return Table("The whole of Table 1, projected", columns, rows, note)
 
@@ -530,17 +534,24 @@ def growth_table(settings: Settings, figures: Figures, hidden: int) -> Table:
 def main() -> None:
     """Run the benchmark."""
     options = parser(__doc__)
-    options.add_argument("--replicas", type=int, help="default: 50 on a GPU, 4 on a CPU")
+    options.add_argument("--replicas", type=int, help="networks in a stack (default: 50 on a GPU, 4 on a CPU)")
     options.add_argument(
         "--growth", type=int, nargs="*", help="numbers of replicas to compare; none given: no such table"
     )
-    options.add_argument("--hidden", type=int, nargs="+", default=[64, 512], help="units of the dense layer")
-    options.add_argument("--methods", nargs="+", choices=list(METHODS), metavar="METHOD", default=list(METHODS))
-    options.add_argument("--classes", type=int, default=10)
-    options.add_argument("--batch", type=int, default=128)
+    options.add_argument(
+        "--hidden", type=int, nargs="+", default=[64, 512], help="units of the dense layer (default: 64 512)"
+    )
+    options.add_argument(
+        "--methods", nargs="+", choices=list(METHODS), metavar="METHOD", default=list(METHODS),
+        help=f"which to time (default: all: {', '.join(METHODS)})",
+    )  # fmt: skip
+    options.add_argument("--classes", type=int, default=10, help="of the random images (default: 10)")
+    options.add_argument("--batch", type=int, default=128, help="images in a minibatch (default: 128)")
     options.add_argument("--steps", type=int, help="steps timed together; default: 20 on a GPU, 3 on a CPU")
-    options.add_argument("--repeats", type=int, default=3)
-    options.add_argument("--precision", default="mixed", choices=("mixed", "float32", "float64"), help="of ours")
+    options.add_argument("--repeats", type=int, default=3, help="whose median is shown (default: 3)")
+    options.add_argument(
+        "--precision", default="mixed", choices=("mixed", "float32", "float64"), help="of ours (default: mixed)"
+    )
     options.add_argument("--peak", type=float, default=300.0, help="TFLOP/s of the arithmetic limit (default: 300)")
     options.add_argument("--skip", nargs="*", choices=PARTS, default=[], help="what to leave out")
     given = options.parse_args()
@@ -553,7 +564,7 @@ def main() -> None:
         methods=tuple(given.methods),
         classes=given.classes,
         batch=given.batch,
-        steps=min(given.steps or (20 if gpu else 3), PICTURES // given.batch),
+        steps=min(given.steps or (20 if gpu else 3), IMAGES // given.batch),
         repeats=given.repeats,
         precision=given.precision,
         peak=given.peak,

@@ -9,7 +9,7 @@ import torch
 from tool_cases import TRAINED, few, lines
 
 from dropconnectpp.lab.config import experiments
-from dropconnectpp.lab.replicas.stack import Unit
+from dropconnectpp.lab.replicas.network import Unit
 from dropconnectpp.lab.runs.runner import Runner
 from scripts import call
 

@@ -18,7 +18,7 @@ from tool_cases import TRAINED, few, lines
 
 from dropconnectpp.lab.config import experiments, protocol
 from dropconnectpp.lab.config.method import PRESETS
-from dropconnectpp.lab.replicas.stack import Unit
+from dropconnectpp.lab.replicas.network import Unit
 from dropconnectpp.lab.runs.hyperparameters import choose_hyperparameters
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.runner import Runner

@@ -15,7 +15,8 @@ from torch import Tensor
 from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.config.protocol import Protocol, Training
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
-from dropconnectpp.lab.replicas.stack import Stack, Unit
+from dropconnectpp.lab.replicas.network import Unit
+from dropconnectpp.lab.replicas.stack import Stack
 
 CPU = torch.device("cpu")
 METHODS = {

@@ -22,7 +22,8 @@ from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset, Split
 from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.replicas import evaluation
-from dropconnectpp.lab.replicas.stack import Stack, Unit
+from dropconnectpp.lab.replicas.network import Unit
+from dropconnectpp.lab.replicas.stack import Stack
 
 Array = NDArray[np.float64]
 UNITS = [

@@ -14,8 +14,8 @@ import dropconnectpp
 from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.config.protocol import Architecture
 from dropconnectpp.lab.replicas.modules import build, to_module
-from dropconnectpp.lab.replicas.network import Shape
-from dropconnectpp.lab.replicas.stack import Stack, Unit
+from dropconnectpp.lab.replicas.network import Shape, Unit
+from dropconnectpp.lab.replicas.stack import Stack
 
 EXACT = replace(TINY, precision="float64")
 METHODS = {

@@ -21,10 +21,8 @@ from dropconnectpp.lab.kernels.dense import linear
 from dropconnectpp.lab.kernels.noise import draw_gamma
 from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.replicas.dropconnectpp import DropConnectPP, estimator_of
-from dropconnectpp.lab.replicas.network import log_likelihoods
+from dropconnectpp.lab.replicas.network import KINDS, log_likelihoods, same_segment
 from dropconnectpp.lab.replicas.regularisers import Regulariser
-from dropconnectpp.lab.replicas.stack import KINDS
-from dropconnectpp.lab.replicas.stack import _same_segment as same_segment
 from dropconnectpp.layers import sampling
 
 SEED, STEP, NUM_DATA = 7, torch.tensor(11), 50

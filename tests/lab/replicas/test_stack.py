@@ -42,8 +42,8 @@ from dropconnectpp.lab.data.normalisation import channel_statistics
 from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.replicas import stack as stack_module
 from dropconnectpp.lab.replicas.convolutions import features
-from dropconnectpp.lab.replicas.network import start
-from dropconnectpp.lab.replicas.stack import EAGER_STEPS, Stack, Unit
+from dropconnectpp.lab.replicas.network import Unit, start
+from dropconnectpp.lab.replicas.stack import EAGER_STEPS, Stack
 
 # ------------------------------------------------------------------------- replicas do not know each other
 
@@ -608,7 +608,7 @@ def away_from_the_start(method: Method) -> tuple[Stack, Tensor, Tensor]:
         for value in (stack.parameters["dense.bias"], *stack.segments[0].regulariser.parameters.values()):
             value += 0.2 * torch.rand(value.shape, generator=generator, dtype=value.dtype)
     stack.epoch = 1
-    stack._begin_epoch()
+    stack.begin_epoch()
     stack.shuffle()
     chosen = stack.order[:, :4]
     return stack, stack.examples.gather(chosen, torch.float64), stack.examples.labels[chosen]
@@ -852,7 +852,7 @@ class TestOnAGpu:
     def test_a_graph_follows_what_changes_from_epoch_to_epoch(self, precision):
         units = [Unit(settings(method), 3) for method in (*LATE.values(), *VARIED)]
         graph, eager, stale = (on_gpu(units, precision, 0, graph=graph) for graph in (True, False, True))
-        stale._begin_epoch = lambda: None  # type: ignore[method-assign]
+        stale.begin_epoch = lambda: None  # type: ignore[method-assign]
         assert graph.fused == (precision == "mixed")
         graphs = []
         for _ in range(4):

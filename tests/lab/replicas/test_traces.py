@@ -24,7 +24,8 @@ from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.config.protocol import Architecture, Evaluation, Protocol, Training
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
 from dropconnectpp.lab.replicas import evaluation
-from dropconnectpp.lab.replicas.stack import Stack, Unit
+from dropconnectpp.lab.replicas.network import Unit
+from dropconnectpp.lab.replicas.stack import Stack
 
 GOLDEN = Path(__file__).parent / "golden" / "traces.json"
 TOLERANCE = 1e-12

@@ -20,7 +20,8 @@ from dropconnectpp.lab.config.protocol import Protocol, Training
 from dropconnectpp.lab.config.selection import Selection
 from dropconnectpp.lab.config.settings import ProtocolError, from_dict
 from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
-from dropconnectpp.lab.replicas.stack import Stack, Unit
+from dropconnectpp.lab.replicas.network import Unit
+from dropconnectpp.lab.replicas.stack import Stack
 from dropconnectpp.lab.runs import hyperparameters as module
 from dropconnectpp.lab.runs.hyperparameters import PROVISIONAL_RATE, QUICK, choose_hyperparameters
 from dropconnectpp.lab.runs.owner import Owner

@@ -25,8 +25,8 @@ from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.config.protocol import Architecture
 from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.replicas import evaluation
-from dropconnectpp.lab.replicas.network import Shape
-from dropconnectpp.lab.replicas.stack import Stack, Unit
+from dropconnectpp.lab.replicas.network import Shape, Unit
+from dropconnectpp.lab.replicas.stack import Stack
 from dropconnectpp.lab.runs import runner as module
 from dropconnectpp.lab.runs import session
 from dropconnectpp.lab.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints

@@ -224,7 +224,7 @@ def _check_data(experiment: Experiment, runner: Runner) -> None:
 
 def _train(experiment: Experiment, runner: Runner) -> bool:
     """Choose open settings, then train. Return whether everything is finished."""
-    from dropconnectpp.lab.replicas.stack import Unit
+    from dropconnectpp.lab.replicas.network import Unit
     from dropconnectpp.lab.runs.hyperparameters import choose_hyperparameters
 
     complete = choose_hyperparameters(experiment.protocols, runner, experiment.selection)

@@ -1,6 +1,6 @@
 """Convolutions of a stack of replicas: one call for all of them on a GPU, one after the other on a CPU.
 
-On a GPU `kernels.convolution` takes what it supports; what is written here defines it and takes the rest.
+On a GPU `kernels.convolution` takes what it supports; the code here defines it and takes the rest.
 Shapes: R replicas, B batch, C maps in, O maps out, H W sides, K filter side. On a GPU a stack of maps is held
 as (B, H, W, R, C) in memory, which is a grouped convolution's channels-last (B, R*C, H, W).
 """
@@ -18,18 +18,18 @@ from dropconnectpp.lab.kernels import convolution
 from dropconnectpp.lab.kernels.maps import padded_columns, pool_activation, windows
 
 FEW_MAPS = 4
-"""Up to so many maps in, pictures' channels, a convolution is one product over windows."""
+"""Up to this many maps in, the channels of images, a convolution is one product over windows."""
 
 
 def features(images: Tensor, parameters: dict[str, Tensor], architecture: Architecture) -> Tensor:  # (R, B, I)
-    """What the convolutional layers make of the pictures (R, B, C, H, W), flattened for the dense layer.
+    """What the convolutional layers make of the images (R, B, C, H, W), flattened for the dense layer.
 
-    On a CPU a replica's numbers do not depend on how many there are: each has its own calls.
+    On a CPU a replica's numbers do not depend on how many replicas there are: each has its own calls.
     """
     if images.device.type == "cpu":
         replicas = [
-            _one_replica(picture, {k: v[r] for k, v in parameters.items() if k.startswith("conv")}, architecture)
-            for r, picture in enumerate(images)
+            _one_replica(own, {k: v[r] for k, v in parameters.items() if k.startswith("conv")}, architecture)
+            for r, own in enumerate(images)
         ]
         return torch.stack(replicas)
     if convolution.supported(images, architecture):
@@ -48,7 +48,7 @@ def _one_replica(x: Tensor, parameters: dict[str, Tensor], architecture: Archite
 
 
 def grouped_features(images: Tensor, parameters: dict[str, Tensor], architecture: Architecture) -> Tensor:
-    """`features` with one call a layer for the whole stack."""
+    """`features` with one call per layer for the whole stack."""
     replicas = len(images)
     x = images.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
     for layer, pooled in enumerate(architecture.pooled):
@@ -68,7 +68,7 @@ def _pool(x: Tensor, architecture: Architecture) -> Tensor:
 
 
 def grouped_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
-    """Each replica's maps with its own filters: x (B, R*C, H, W), weight (R, O, C, K, K), bias (R, O) or none."""
+    """Each replica's maps under its own filters: x (B, R*C, H, W), weight (R, O, C, K, K), bias (R, O) or none."""
     if x.dtype != torch.bfloat16:
         flat = None if bias is None else bias.flatten()
         return conv2d(x, weight.flatten(0, 1), flat, padding=padding, groups=len(weight))
@@ -82,8 +82,8 @@ def grouped_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, padding:
 class _MixedConvolution(torch.autograd.Function):
     """bf16 products, float32 sums: weights and their gradients stay float32.
 
-    torch's own bf16 convolution rounds the weights' gradient to bf16. Here bf16 values meet in a
-    product whose result is float32, so nothing is rounded after the sum.
+    torch's own bf16 convolution rounds the weights' gradient to bf16. Here the product of bf16
+    values has a float32 result, so nothing is rounded after the sum.
     """
 
     @staticmethod
@@ -99,16 +99,16 @@ class _MixedConvolution(torch.autograd.Function):
         x, low = ctx.saved_tensors
         replicas, side = ctx.shape[0], ctx.shape[-1]
         wanted = [ctx.needs_input_grad[0], False, False]
-        by_input = torch.ops.aten.convolution_backward(
+        grad_input = torch.ops.aten.convolution_backward(
             gradient, x, low, None, [1, 1], [ctx.padding] * 2, [1, 1], False, [0, 0], replicas, wanted
         )[0]
-        by_weight = _weight_gradient(windows(x, replicas, side, ctx.padding), gradient, ctx.shape)
-        return by_input, by_weight, _bias_gradient(gradient, replicas) if ctx.needs_input_grad[2] else None, None
+        grad_weight = _weight_gradient(windows(x, replicas, side, ctx.padding), gradient, ctx.shape)
+        return grad_input, grad_weight, _bias_gradient(gradient, replicas) if ctx.needs_input_grad[2] else None, None
 
 
 class _FirstConvolution(torch.autograd.Function):
     """The same for the first layer, as one product over windows: they are few, the backward pass needs them
-    again, and cuDNN's grouped convolution of three maps is five times as slow."""
+    again, and cuDNN's grouped convolution of three maps takes five times as long."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
@@ -129,8 +129,8 @@ class _FirstConvolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor | None, None]:
         (laid,) = ctx.saved_tensors
-        by_bias = _bias_gradient(gradient, ctx.shape[0]) if ctx.needs_input_grad[2] else None
-        return None, _weight_gradient(laid, gradient, ctx.shape), by_bias, None
+        grad_bias = _bias_gradient(gradient, ctx.shape[0]) if ctx.needs_input_grad[2] else None
+        return None, _weight_gradient(laid, gradient, ctx.shape), grad_bias, None
 
 
 def _weight_gradient(laid: Tensor, gradient: Tensor, shape: tuple[int, ...]) -> Tensor:

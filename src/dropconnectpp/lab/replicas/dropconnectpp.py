@@ -1,6 +1,6 @@
-"""DropConnect++ in a stack of replicas: a learned keep probability for each synapse, by any of the estimators.
+"""The stacked learned gates: DropConnect++ for many replicas, by any of the estimators.
 
-The maths is the library's: `functional`, `estimators`, `gating`. Only where the random numbers come from differs.
+The maths is the library's: `functional`, `estimators`, `ops.gated_weight`. Only the source of random numbers differs.
 Shapes: R replicas of one segment of the stack, B batch, P passes of a step, L samples.
 """
 
@@ -90,7 +90,7 @@ class DropConnectPP(DropConnect):
         return torch.relu(linear(x, gates["weight"], gates["bias"]))
 
     def _training_gate(self, name: str, value: Tensor, step: Tensor, index: int) -> Tensor:
-        """A weight under its gate, differentiable by the weight and, for pathwise estimators, by the logit."""
+        """A gated weight, differentiable by the weight and, for pathwise estimators, by the logit."""
         stream, (sample, arm) = self._stream(f"mask:{name}"), divmod(index, self.estimator.arms)
         if isinstance(self.estimator, Concrete):
             noise = draw_uniform(stream, value, self.replicas, step, sample)
@@ -142,7 +142,7 @@ class DropConnectPP(DropConnect):
         return found
 
     def _signed(self, coefficients: Tensor, step: Tensor) -> Tensor:  # (L, R)
-        """As they are, or for the control each with a sign that is thrown."""
+        """The coefficients as they are or, for the control, each with a random sign."""
         if self.method.reward == "likelihood":
             return coefficients
         noise = self._stream("reward").uniform(self.replicas, step, len(coefficients))  # (R, L)
@@ -150,7 +150,7 @@ class DropConnectPP(DropConnect):
 
     @property
     def _in_one_pass(self) -> bool:
-        """The common case: one mask, the uniform prior, the best q(pi)."""
+        """Whether this is the common case: one mask, the uniform prior, the best q(pi)."""
         method = self.method
         return method.hyper == "optimal" and method.alpha == method.beta == 1.0 and self.passes == 1
 
@@ -159,37 +159,37 @@ class DropConnectPP(DropConnect):
         found, squares = {}, []
         for name in SYNAPSES:
             logit = self.logit(name)
-            gradient, squared = score_pass(logit, masks[name], coefficient, self.kl_scale)
-            found[f"{name}_{self.method.parameterisation}"] = self._by_parameter(gradient, logit)
+            grad_logit, squared = score_pass(logit, masks[name], coefficient, self.kl_scale)
+            found[f"{name}_{self.method.parameterisation}"] = self._grad_parameter(grad_logit, logit)
             squares.append(squared)
         self.fold_in(rewards, [square[None, :, None] for square in squares])
         return found
 
-    def _by_parameter(self, gradient: Tensor, logit: Tensor) -> Tensor:
-        """A gradient by the logits as one by what is optimised."""
+    def _grad_parameter(self, grad_logit: Tensor, logit: Tensor) -> Tensor:
+        """The gradient with respect to what is optimised, from that with respect to the logits."""
         if self.method.parameterisation == "logit":
-            return gradient
-        return gradient / (torch.sigmoid(logit) * torch.sigmoid(-logit))
+            return grad_logit
+        return grad_logit / (torch.sigmoid(logit) * torch.sigmoid(-logit))
 
     def _posterior_gradient(self, name: str, coefficients: Tensor | None) -> dict[str, Tensor]:
         method, logit = self.method, self.logit(name)
         scale = beside(self.kl_scale, logit)
         found: dict[str, Tensor] = {}
         if method.hyper == "optimal":
-            _, slope = functional.collapsed_kl(logit, method.alpha, method.beta, value=False)
-            assert slope is not None
-            gradient = slope * scale
+            _, grad_kl = functional.collapsed_kl(logit, method.alpha, method.beta, value=False)
+            assert grad_kl is not None
+            grad_logit = grad_kl * scale
         else:
             raw = {key: self.parameters[f"{name}_{key}"] for key in ("alpha", "beta")}
             alpha, beta = (functional.positive(value) for value in raw.values())
-            _, slope, *slopes = functional.learned_kl(logit, alpha, beta, method.alpha, method.beta)
-            gradient = slope * scale
+            _, grad_kl, *others = functional.learned_kl(logit, alpha, beta, method.alpha, method.beta)
+            grad_logit = grad_kl * scale
             scores = self._beta_scores(name, alpha, beta, coefficients)
-            for (key, value), by, score in zip(raw.items(), slopes, scores, strict=True):
-                found[f"{name}_{key}"] = (by * scale - score) * torch.sigmoid(value)
+            for (key, value), grad, score in zip(raw.items(), others, scores, strict=True):
+                found[f"{name}_{key}"] = (grad * scale - score) * torch.sigmoid(value)
         if coefficients is not None:
-            gradient = gradient - self._likelihood_gradient(name, logit, coefficients)
-        return {f"{name}_{method.parameterisation}": self._by_parameter(gradient, logit), **found}
+            grad_logit = grad_logit - self._likelihood_gradient(name, logit, coefficients)
+        return {f"{name}_{method.parameterisation}": self._grad_parameter(grad_logit, logit), **found}
 
     def _likelihood_gradient(self, name: str, logit: Tensor, coefficients: Tensor) -> Tensor:
         """sum_l c_l (z_l - pi~), Eq. (8), or the antithetic pair's."""
@@ -230,9 +230,12 @@ class DropConnectPP(DropConnect):
 
     def gate(self, name: str = "weight") -> Gate | None:
         method = self.method
-        covered = method.estimator in ("bbvi", "straight-through", "local") and method.parameterisation == "logit"
-        known = method.hyper == "learned" or polynomials.prior_polynomial(method.alpha, method.beta) is not None
-        if not (covered and known):
+        supported = (
+            method.estimator in ("bbvi", "straight-through", "local")
+            and method.parameterisation == "logit"
+            and (method.hyper == "learned" or polynomials.prior_polynomial(method.alpha, method.beta) is not None)
+        )
+        if not supported:
             return None
         raw = {key: self.parameters[f"{name}_{key}"].detach() for key in ("alpha", "beta") if method.hyper == "learned"}
         gaussian = self.estimator.gate == "gaussian"
@@ -251,7 +254,7 @@ class DropConnectPP(DropConnect):
 
     @torch.no_grad()
     def coefficient(self, rewards: Tensor, mean_reward: Tensor | None, step: Tensor) -> Tensor:
-        """What weighs each sample's score, from the step's rewards: both (L, R)."""
+        """What multiplies each sample's score, from the step's rewards: both (L, R)."""
         if self.moments is None:
             weighed = self.estimator.coefficients(rewards.unsqueeze(1), mean_reward) / len(rewards)
         else:
@@ -287,11 +290,6 @@ class DropConnectPP(DropConnect):
 
 def estimator_of(method: Method) -> Estimator:
     """The library's estimator that a method names."""
-    options: dict[str, object] = {"name": method.estimator}
-    if method.estimator in ("bbvi", "eq16"):
-        options |= {"baseline": method.baseline, "decay": method.decay}
-    elif method.estimator == "concrete":
-        options |= {"temperature": method.temperature}
-    estimator = resolve(options)
+    estimator = resolve(method.estimator_options())
     estimator.check(hyper=method.hyper, num_samples=method.num_samples)
     return estimator

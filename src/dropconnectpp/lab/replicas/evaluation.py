@@ -18,8 +18,8 @@ from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.device import as_tensor
 from dropconnectpp.lab.kernels.dense import linear
 from dropconnectpp.lab.philox import Stream
-from dropconnectpp.lab.replicas.network import log_likelihoods
-from dropconnectpp.lab.replicas.stack import Segment, Stack, fast_products
+from dropconnectpp.lab.replicas.network import Segment, log_likelihoods
+from dropconnectpp.lab.replicas.stack import Stack, fast_products
 
 CHUNK = 1000
 """Pictures through the convolutions at a time: few enough for the maps of fifty replicas."""

@@ -8,46 +8,43 @@ Shapes: L samples, R replicas, B batch, I inputs, O units.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from dropconnectpp.lab.kernels.gates import Adagrad, Gate, LearnedGate, step_gate_, update_gate_
-from dropconnectpp.lab.kernels.head import Head, there_and_back
+from dropconnectpp.lab.kernels.head import Head, forward_backward
 from dropconnectpp.lab.kernels.layer import gated_product, gated_product_backward_
 from dropconnectpp.lab.kernels.local import LocalGate, gate_moments, gate_moments_backward_
 from dropconnectpp.lab.replicas.convolutions import features
 from dropconnectpp.lab.replicas.dropconnectpp import DropConnectPP
-from dropconnectpp.lab.replicas.network import log_likelihoods
+from dropconnectpp.lab.replicas.network import Networks, Segment, log_likelihoods
 from dropconnectpp.lab.replicas.regularisers import SYNAPSES
 
-if TYPE_CHECKING:
-    from dropconnectpp.lab.replicas.stack import Segment, Stack
+
+def supported(networks: Networks) -> bool:
+    """Whether the kernels can take a stack's steps: on a GPU, with inputs in bf16 and gates for every segment."""
+    mixed = networks.device.type == "cuda" and networks.input_dtype == torch.bfloat16
+    return mixed and all(s.regulariser.gate() is not None for s in networks.segments)
 
 
-def covers(stack: Stack) -> bool:
-    """Whether the kernels, which take bf16 inputs, can gate every segment."""
-    mixed = stack.device.type == "cuda" and stack.input_dtype == torch.bfloat16
-    return mixed and all(s.regulariser.gate() is not None for s in stack.segments)
-
-
-def take(stack: Stack, images: Tensor, labels: Tensor) -> Tensor:
+def take(networks: Networks, images: Tensor, labels: Tensor) -> Tensor:
     """One step on a batch: (R, B, C, H, W) and (R, B). Updates all that is trained; mean log-likelihoods (R,)."""
     with torch.enable_grad():
-        filters = {n: v.requires_grad_() for n, v in stack.parameters.items() if n.startswith("conv")}
-        inputs = features(images, stack.parameters, stack.shape.architecture)
+        filters = {n: v.requires_grad_() for n, v in networks.parameters.items() if n.startswith("conv")}
+        inputs = features(images, networks.parameters, networks.shape.architecture)
     found: dict[str, list[Tensor]] = {}
     rewards, grad_inputs = [], []
-    for number, segment in enumerate(stack.segments):
-        reward, grad_input, own = _segment_step(stack, number, segment, inputs.detach(), labels[segment.rows])
+    for number, segment in enumerate(networks.segments):
+        reward, grad_input, own = _segment_step(networks, number, segment, inputs.detach(), labels[segment.rows])
         rewards.append(reward)
         grad_inputs.append(grad_input)
         for name, value in own.items():
             found.setdefault(name, []).append(value)
     gradients = {name: _joined(values) for name, values in found.items()}
     back = torch.autograd.grad(inputs, list(filters.values()), _joined(grad_inputs))
-    stack.update({**gradients, **dict(zip(filters, back, strict=True))})
+    networks.update({**gradients, **dict(zip(filters, back, strict=True))})
     return _joined(rewards)
 
 
@@ -57,31 +54,31 @@ def _joined(pieces: list[Tensor]) -> Tensor:
 
 
 def _segment_step(
-    stack: Stack, number: int, segment: Segment, inputs: Tensor, labels: Tensor
+    networks: Networks, number: int, segment: Segment, inputs: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Rewards, the gradient of the inputs, and the gradients of bias and output layer, by name.
 
     Steps the weights, and all gates.
     """
-    regulariser, rows, step = segment.regulariser, segment.rows, stack.step
+    regulariser, rows, step = segment.regulariser, segment.rows, networks.step
     x, replicas = inputs[rows], regulariser.replicas
-    weight, bias, output_weight, output_bias = stack.segment_parameters(segment)
+    weight, bias, output_weight, output_bias = networks.segment_parameters(segment)
     gate, bias_gate = regulariser.gate(), regulariser.gate("bias")
     assert gate is not None
     assert bias_gate is not None
     sums = forward(x, weight, gate, replicas, step)
     head = Head(bias, bias_gate, regulariser.unit_gate(), output_weight, output_bias, labels)
-    found = there_and_back(sums, head, replicas, step)
+    found = forward_backward(sums, head, replicas, step)
     mean_reward = None
     if regulariser.needs_mean_network:
-        mean_reward = log_likelihoods(stack.predict_segment(segment, x.to(stack.dtype)), labels).mean(1)
-    update, unmoved = _adagrad(stack, number, segment, "weight"), _kept(gate, weight)
+        mean_reward = log_likelihoods(networks.predict_segment(segment, x.to(networks.dtype)), labels).mean(1)
+    update, unmoved = _adagrad(networks, number, segment, "weight"), _kept(gate, weight)
     grad_input = backward_(x, found.grad_sums, weight, gate, replicas, step, update)
     if by_score(gate):
-        _learn_by_score(stack, number, segment, found.rewards, mean_reward, {"weight": unmoved, "bias": bias})
+        _learn_by_score(networks, number, segment, found.rewards, mean_reward, {"weight": unmoved, "bias": bias})
     elif isinstance(bias_gate, LearnedGate):
         assert found.grad_logit is not None
-        step_gate_(bias_gate, found.grad_logit, bias, _adagrad(stack, number, segment, "bias"))
+        step_gate_(bias_gate, found.grad_logit, bias, _adagrad(networks, number, segment, "bias"))
     rewards = found.rewards[0] if len(found.rewards) == 1 else found.rewards.mean(0)
     named = {"output.weight": found.grad_weight, "output.bias": found.grad_output_bias, "dense.bias": found.grad_bias}
     return rewards, grad_input, named
@@ -114,7 +111,7 @@ def _kept(gate: Gate, weight: Tensor) -> Tensor | None:
 
 
 def _learn_by_score(
-    stack: Stack,
+    networks: Networks,
     number: int,
     segment: Segment,
     rewards: Tensor,
@@ -125,19 +122,19 @@ def _learn_by_score(
     own step."""
     regulariser, squared = segment.regulariser, []
     assert isinstance(regulariser, DropConnectPP)
-    coefficient = regulariser.coefficient(rewards, mean_reward, stack.step)
+    coefficient = regulariser.coefficient(rewards, mean_reward, networks.step)
     for name in SYNAPSES:
         gate = regulariser.gate(name)
         assert isinstance(gate, LearnedGate)
-        gate, update = replace(gate, coefficient=coefficient), _adagrad(stack, number, segment, name)
-        squared.append(update_gate_(gate, regulariser.replicas, stack.step, update, before[name]))
+        gate, update = replace(gate, coefficient=coefficient), _adagrad(networks, number, segment, name)
+        squared.append(update_gate_(gate, regulariser.replicas, networks.step, update, before[name]))
     regulariser.fold_in(rewards, squared)
 
 
-def _adagrad(stack: Stack, number: int, segment: Segment, name: str) -> Adagrad:
-    settings, prefix = stack.protocol.training, f"segment{number}.{name}_"
-    own = {n.removeprefix(prefix): v for n, v in stack.accumulators.items() if n.startswith(prefix)}
-    sizes = stack.step_sizes[segment.rows]
-    total = stack.accumulators[f"dense.{name}"][segment.rows]
+def _adagrad(networks: Networks, number: int, segment: Segment, name: str) -> Adagrad:
+    settings, prefix = networks.protocol.training, f"segment{number}.{name}_"
+    own = {n.removeprefix(prefix): v for n, v in networks.accumulators.items() if n.startswith(prefix)}
+    sizes = networks.step_sizes[segment.rows]
+    total = networks.accumulators[f"dense.{name}"][segment.rows]
     gate_sizes = segment.gate_sizes if own else None
     return Adagrad(total, sizes, settings.epsilon, settings.epsilon_inside, gate_sizes=gate_sizes, **own)

@@ -1,22 +1,20 @@
-"""A trained replica as an ordinary model: plain torch layers and the library's own, to use, save and deploy."""
+"""A trained replica as an ordinary model of plain torch layers and the library's own: to use, save and deploy."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
 
 import torch
 from torch import nn
 
 import dropconnectpp
 from dropconnectpp.lab.config.method import Method
-from dropconnectpp.lab.replicas.dropconnectpp import estimator_of
 from dropconnectpp.lab.replicas.network import Shape
 from dropconnectpp.lab.replicas.stack import Stack
 
 
 def build(shape: Shape, method: Method, dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """The paper's network as a module, with fresh parameters."""
+    """The paper's network as a module, with fresh parameters and the method's options."""
     architecture = shape.architecture
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels = shape.channels
@@ -40,23 +38,15 @@ def build(shape: Shape, method: Method, dtype: torch.dtype = torch.float32) -> n
 
 
 def _dense(method: Method, inputs: int, units: int) -> nn.Module:
-    if method.kind == "dropconnect" and method.rate:  # the library's layer always drops something
-        keep = 1.0 - method.rate
-        options: dict[str, Any] = {"evaluation": method.evaluation, "activation": nn.ReLU()}
-        return dropconnectpp.DropConnectLinear(inputs, units, keep_probability=keep, **options)
-    if method.kind == "dropconnect++":
-        return dropconnectpp.DropConnectPPLinear(
-            inputs,
-            units,
-            alpha=method.alpha,
-            beta=method.beta,
-            keep_probability=method.keep_probability,
-            hyper=method.hyper,
-            estimator=estimator_of(method),
-            parameterisation=method.parameterisation,
-            activation=nn.ReLU(),  # Eq. (18) averages the activation
-        )
-    return nn.Linear(inputs, units)
+    options = method.layer_options()
+    if not options:
+        return nn.Linear(inputs, units)
+    activation = nn.ReLU()  # inside the layer: Eq. (18) averages the activation
+    if method.kind == "dropconnect":
+        return dropconnectpp.DropConnectLinear(inputs, units, activation=activation, **options)
+    layer = dropconnectpp.DropConnectPPLinear(inputs, units, activation=activation, **options)
+    layer.reset_posterior(posterior_alpha=method.posterior_alpha, posterior_beta=method.posterior_beta)
+    return layer
 
 
 @torch.no_grad()

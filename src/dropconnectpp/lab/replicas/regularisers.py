@@ -1,10 +1,11 @@
-"""The dense layer of a stack with fixed rates: none, Dropout, DropConnect; `learned_gates` has the same verbs.
+"""The dense layer of a stack with fixed rates: none, Dropout, DropConnect; `dropconnectpp` has the same verbs.
 
 Shapes: R replicas of one segment of the stack, B batch, I inputs, O units, P passes of a step, L samples.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,11 +21,11 @@ from dropconnectpp.ops import gated_weight
 SYNAPSES = ("weight", "bias")
 
 
-class Regulariser:
-    """No regularisation, and what the others share.
+class Regulariser(ABC):
+    """What the dense layer of neighbouring replicas does in training and in prediction.
 
-    Each replica has its method. They may differ in what `rates`, `kl_scale` (the KL's weight over ``num_data``) and
-    `gate_step`, all (R,), come from; for all else `method` is the first.
+    Each replica has its own method. The methods may differ in what `rates` (the shares dropped), `kl_scale` (the KL's
+    weight over ``num_data``) and `gate_step`, all (R,), come from; for all else `method`, the first, stands for all.
     """
 
     def __init__(
@@ -63,35 +64,31 @@ class Regulariser:
     @property
     def random(self) -> bool:
         """Whether sampled passes differ from each other."""
-        return self.method.kind != "none"
+        return True
 
     @property
     def needs_mean_network(self) -> bool:
+        """Whether `gradients` needs the mean network's reward."""
         return False
 
+    @abstractmethod
     def train_pass(self, x: Tensor, weight: Tensor, bias: Tensor, step: Tensor, index: int) -> Tensor:
         """Activation (R, B, O) of random pass ``index`` of a step."""
-        return self.activation(linear(x, weight, bias), step, index)
-
-    def activation(self, before: Tensor, step: Tensor, index: int) -> Tensor:
-        """What becomes of the layer's sums (R, B, O) in random pass ``index`` of a step."""
-        return torch.relu(before)
 
     def mean_pass(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """The activation that predicts: Eq. (19) and its like."""
         return torch.relu(linear(x, weight, bias))
 
+    @abstractmethod
     def sampler(self, x: Tensor, weight: Tensor, bias: Tensor) -> Callable[[int], Tensor]:
         """Activations for Monte Carlo prediction, by the mask's number; masks are the same for every batch."""
-        hidden = self.mean_pass(x, weight, bias)
-        return lambda draw: hidden
 
     def gradients(self, rewards: Tensor, mean_reward: Tensor | None) -> dict[str, Tensor]:
-        """Of the loss by `parameters`, besides what backpropagation gives; updates the moments."""
+        """Gradients of the loss with respect to `parameters`, besides backpropagation's; updates the moments."""
         return {}
 
     def slab_loss(self, name: str, value: Tensor) -> Tensor | None:
-        """Of a Gaussian prior on the weights or biases that are on, summed over replicas; None where there is none."""
+        """Loss of a Gaussian prior on the weights or biases that are on, summed over replicas; None without one."""
         return None
 
     # What `fused_step` asks for, where the weights go through kernels.
@@ -112,18 +109,33 @@ class Regulariser:
         """(R, ...): 1 where nothing is dropped."""
         return torch.ones((), device=self.replicas.device).expand(len(self.replicas), *self.shapes[name])
 
-    def after_step(self) -> None:
-        """Bring parameters back to where they may be."""
+    def after_step(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Bring parameters back into their range."""
 
     def _stream(self, purpose: str) -> Stream:
         return Stream(self.root_seed, purpose)
 
 
+class NoRegularisation(Regulariser):
+    """The plain layer: nothing is random, nothing is dropped."""
+
+    @property
+    def random(self) -> bool:
+        return False
+
+    def train_pass(self, x: Tensor, weight: Tensor, bias: Tensor, step: Tensor, index: int) -> Tensor:
+        return torch.relu(linear(x, weight, bias))
+
+    def sampler(self, x: Tensor, weight: Tensor, bias: Tensor) -> Callable[[int], Tensor]:
+        hidden = self.mean_pass(x, weight, bias)
+        return lambda draw: hidden
+
+
 class Dropout(Regulariser):
     """Units are dropped; what is kept is scaled up, so that prediction uses the network as it is."""
 
-    def activation(self, before: Tensor, step: Tensor, index: int) -> Tensor:
-        hidden, keep = torch.relu(before), self.keep[:, None, None]
+    def train_pass(self, x: Tensor, weight: Tensor, bias: Tensor, step: Tensor, index: int) -> Tensor:
+        hidden, keep = torch.relu(linear(x, weight, bias)), self.keep[:, None, None]
         mask = draw_masks(self._stream("dropout"), keep.expand_as(hidden), self.replicas, step, index)
         return hidden * mask / keep
 
@@ -135,7 +147,7 @@ class Dropout(Regulariser):
         keep = self.keep[:, None].expand(-1, hidden.shape[2])
 
         def sample(draw: int) -> Tensor:
-            # One mask of units for all examples, as for the others' synapses.
+            # One mask of units for all examples, as the other methods have one of synapses.
             mask = draw_masks(self._stream("evaluation:dropout"), keep, self.replicas, 0, draw)
             return hidden * mask[:, None, :] / self.keep[:, None, None]
 
@@ -143,7 +155,7 @@ class Dropout(Regulariser):
 
 
 class DropConnect(Regulariser):
-    """Each synapse is dropped at one fixed rate; prediction by the mean or by a Gaussian."""
+    """Each synapse is dropped at one fixed rate; prediction is by the mean or by a Gaussian."""
 
     @property
     def passes(self) -> int:
@@ -157,7 +169,7 @@ class DropConnect(Regulariser):
         return FixedGate(self.keep, self._stream(f"mask:{name}"), self.method.num_samples, self._slab_scale)
 
     def slab_loss(self, name: str, value: Tensor) -> Tensor | None:
-        """sum pi~ W^2 / (2 slab^2 N), with a gradient by the weight and by what pi~ is learned by."""
+        """sum pi~ W^2 / (2 slab^2 N), differentiable by the weight and by the parameters of pi~."""
         scale = self._slab_scale
         return 0.5 * scale * (self._trained_keep(name) * value.square()).sum() if scale else None
 

@@ -1,66 +1,32 @@
-"""Training a stack of replicas: protocols in, trained parameters and losses out; writes nothing.
+"""Training a stack of replicas: protocols in, trained parameters and losses out; nothing is written.
 
 Shapes: R replicas, B batch, N training examples. The data set stays on the device as uint8, and a step
-touches the host for nothing, so that on a GPU it is one CUDA graph.
+never touches the host, so that on a GPU it is one CUDA graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.config.protocol import Protocol
 from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.data.normalisation import ChannelStatistics, channel_statistics, standardise
-from dropconnectpp.lab.device import as_tensor, tensor_cores
-from dropconnectpp.lab.kernels.adagrad import adagrad_all_
+from dropconnectpp.lab.device import as_tensor
 from dropconnectpp.lab.kernels.dense import linear
 from dropconnectpp.lab.kernels.images import gather_standardised
 from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.replicas import fused_step
 from dropconnectpp.lab.replicas.convolutions import features
-from dropconnectpp.lab.replicas.dropconnectpp import DropConnectPP
-from dropconnectpp.lab.replicas.network import Shape, log_likelihoods, start
-from dropconnectpp.lab.replicas.regularisers import DropConnect, Dropout, Regulariser
+from dropconnectpp.lab.replicas.network import Networks, Shape, Unit, check_units, log_likelihoods
 
-KINDS: dict[str, type[Regulariser]] = {
-    "none": Regulariser,
-    "dropout": Dropout,
-    "dropconnect": DropConnect,
-    "dropconnect++": DropConnectPP,
-}
 EAGER_STEPS = 3
-"""Steps taken before a CUDA graph is captured: libraries set themselves up in the first ones."""
-
-
-@dataclass(frozen=True)
-class Unit:
-    """One network to train: a protocol and the replica's number."""
-
-    protocol: Protocol
-    replica: int
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """How the store knows it."""
-        return self.protocol.digest, self.replica
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Neighbouring replicas of a stack whose methods differ in numbers alone."""
-
-    rows: slice
-    regulariser: Regulariser
-    gate_sizes: Tensor
-    """Step sizes of the posterior in this epoch, (R,)."""
+"""Steps before a CUDA graph is captured: libraries set themselves up in the first ones."""
 
 
 class Examples:
@@ -74,7 +40,7 @@ class Examples:
             raise ProtocolError(f"holdout must be less than the {count} training examples, got {holdout}.")
         self.rows = torch.arange(count, device=device)
         if holdout:
-            # The same examples for every replica and method: they are compared on them.
+            # The same examples for all replicas and methods, which are compared on them.
             shuffled = Stream(protocol.root_seed, "holdout").permutation(torch.zeros_like(self.rows[:1]), 0, count)[0]
             self.rows = shuffled[holdout:]
             self.test_images, self.test_labels = self.images[shuffled[:holdout]], self.labels[shuffled[:holdout]]
@@ -87,42 +53,30 @@ class Examples:
             self.statistics = channel_statistics(self.images[self.rows])
 
     def gather(self, chosen: Tensor, dtype: torch.dtype) -> Tensor:  # (R, B) -> (R, B, C, H, W)
-        """Pictures of every replica's batch as the networks see them."""
+        """Images of each replica's batch as the networks see them."""
         return gather_standardised(self.images, chosen, self.normalisation, self.statistics, dtype)
 
     def standardise(self, images: Tensor, dtype: torch.dtype) -> Tensor:
-        """Pictures as the network sees them."""
+        """Images as the network sees them."""
         return standardise(images, self.normalisation, statistics=self.statistics, dtype=dtype)
 
 
-class Stack:
-    """R networks that train side by side and do not know of each other."""
+class Stack(Networks):
+    """Networks with the data set that they train on."""
 
     def __init__(self, units: Sequence[Unit], dataset: Dataset, device: torch.device, *, graph: bool = True) -> None:
-        _check(units)
-        self.units, self.device, self.protocol = tuple(units), device, units[0].protocol
-        protocol = self.protocol
-        self.dtype = torch.float64 if protocol.precision == "float64" else torch.float32
-        mixed = protocol.precision == "mixed" and tensor_cores(device)
-        self.input_dtype = torch.bfloat16 if mixed else self.dtype
+        check_units(units)
+        protocol = units[0].protocol
         self.examples = Examples(dataset, protocol, device)
         channels, side, width = dataset.shape
         if side != width:
-            raise ProtocolError(f"pictures must be square, got {side} x {width}.")
-        self.shape = Shape(protocol.architecture, channels, side, len(dataset.classes))
-        self.replicas = torch.tensor([unit.replica for unit in self.units], device=device)
-        self.parameters = start(self.shape, protocol.root_seed, self.replicas, self.dtype)
-        self.step_sizes = torch.tensor(
-            [u.protocol.training.step_size for u in self.units], device=device, dtype=self.dtype
-        )
-        self.segments = self._segments()
-        self.accumulators = {name: torch.zeros_like(value) for name, value in self._trained()}
-        self.step = torch.zeros((), dtype=torch.int64, device=device)
+            raise ProtocolError(f"images must be square, got {side} x {width}.")
+        shape = Shape(protocol.architecture, channels, side, len(dataset.classes))
+        super().__init__(units, shape, len(self.examples.rows), device)
         self.position = torch.zeros_like(self.step)
         self.loss_sum = torch.zeros(len(self.units), device=device, dtype=self.dtype)
-        self.epoch = 0
         self.on_batch: Callable[[float], None] | None = None  # told the share of the epoch that is done
-        self.chunk: int | None = None  # pictures evaluated at a time, where the usual number does not fit the memory
+        self.chunk: int | None = None  # images evaluated at a time, where the usual number does not fit the memory
         batch = protocol.training.batch_size
         count = len(self.examples.rows)
         if count < batch:
@@ -134,67 +88,26 @@ class Stack:
         self._columns = torch.arange(batch, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._use_graph = graph and device.type == "cuda"
-        self.fused = fused_step.covers(self)
+        self.fused = fused_step.supported(self)
         self._steps_here = 0
-
-    def _segments(self) -> list[Segment]:
-        segments, first = [], 0
-        methods = [unit.protocol.method for unit in self.units]
-        for last in range(1, len(methods) + 1):
-            if last < len(methods) and _same_segment(methods[first], methods[last]):
-                continue
-            rows = slice(first, last)
-            regulariser = KINDS[methods[first].kind](
-                methods[rows],
-                self.replicas[rows],
-                self.shape.dense,
-                len(self.examples.rows),
-                self.protocol.root_seed,
-                self.dtype,
-            )
-            segments.append(Segment(rows, regulariser, self.step_sizes[rows] * regulariser.gate_step))
-            first = last
-        return segments
-
-    def _trained(self) -> Iterator[tuple[str, Tensor]]:
-        """Every trained tensor with a name of its own."""
-        yield from self.parameters.items()
-        for number, segment in enumerate(self.segments):
-            for name, value in segment.regulariser.parameters.items():
-                yield f"segment{number}.{name}", value
-
-    def split(self, name: str) -> Sequence[Tensor]:
-        """A dense parameter by segments; its gradient is put together in one piece."""
-        pieces: Sequence[Tensor] = self.parameters[name].split([s.rows.stop - s.rows.start for s in self.segments])
-        return pieces
 
     # -------------------------------------------------------------------------------------- training
 
     def train_epoch(self) -> Tensor:
         """One pass over the training examples; the mean loss of each replica (R,), in nats per example."""
-        self._begin_epoch()
+        self.begin_epoch()
         self.shuffle()
         self.train_batches()
         self.epoch += 1
         return self.loss_sum / sum(self.batches)
 
-    def _begin_epoch(self) -> None:
-        """Set what depends on the epoch, in place: a CUDA graph reads the same memory."""
-        for number, segment in enumerate(self.segments):
-            regulariser = segment.regulariser
-            regulariser.begin_epoch(self.epoch)
-            segment.gate_sizes.copy_(self.step_sizes[segment.rows] * regulariser.gate_step)
-            late = [row for row, m in enumerate(regulariser.methods) if m.learn_after and m.learn_after == self.epoch]
-            for name in regulariser.parameters if late else ():
-                self.accumulators[f"segment{number}.{name}"][late] = 0.0
-
     def shuffle(self) -> None:
-        """Draw the order of examples of the epoch that comes."""
+        """Draw the order of examples of the next epoch."""
         order = Stream(self.protocol.root_seed, "order")
         self.order.copy_(order.permutation(self.replicas, self.epoch, self.order.shape[1]))
 
     def train_batches(self) -> None:
-        """A step on each batch, from the first in order."""
+        """Take a step on each batch, in order."""
         self.position.zero_()
         self.loss_sum.zero_()
         with fast_products(self.device, self.dtype):
@@ -232,7 +145,7 @@ class Stack:
         return rewards
 
     def _gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean log-likelihoods (R,) of the random passes, and the gradient of the loss by everything trained."""
+        """Mean log-likelihoods (R,) of the random passes, and the gradient of the loss for all that is trained."""
         leaves = {name: value.requires_grad_() for name, value in self._trained()}
         with torch.enable_grad():
             inputs = features(images, self.parameters, self.shape.architecture).to(self.dtype)
@@ -268,45 +181,20 @@ class Stack:
                 key = f"segment{number}.{name}"
                 gradients[key] = gradients[key] + value if key in gradients else value
 
-    @torch.no_grad()
-    def update(self, gradients: dict[str, Tensor]) -> None:
-        """Adagrad's step on all that has a gradient, by name."""
-        settings, trained = self.protocol.training, dict(self._trained())
-        values, sums = ([named[name] for name in gradients] for named in (trained, self.accumulators))
-        sizes = [self._step_sizes_for(name) for name in gradients]
-        adagrad_all_(values, list(gradients.values()), sums, sizes, settings.epsilon, settings.epsilon_inside)
-
-    def _step_sizes_for(self, name: str) -> Tensor:  # (R,)
-        if not name.startswith("segment"):
-            return self.step_sizes
-        return self.segments[int(name.partition(".")[0].removeprefix("segment"))].gate_sizes
-
     # ------------------------------------------------------------------------------------ prediction
 
     @torch.no_grad()
     def features_of(self, images: Tensor) -> Tensor:  # (b, C, H, W) of uint8 -> (R, b, I)
-        """What the convolutions of every replica make of the same pictures."""
+        """What each replica's convolutions make of the same images."""
         x = self.examples.standardise(images, self.dtype).to(self.input_dtype)
         with fast_products(self.device, self.dtype):
             stacked = x.expand(len(self.units), *x.shape)
             return features(stacked, self.parameters, self.shape.architecture).to(self.dtype)
 
-    def segment_parameters(self, segment: Segment) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Dense weight and bias, output weight and bias of a segment."""
-        names = ("dense.weight", "dense.bias", "output.weight", "output.bias")
-        weight, bias, out_weight, out_bias = (self.parameters[name].detach()[segment.rows] for name in names)
-        return weight, bias, out_weight, out_bias
-
-    @torch.no_grad()
-    def predict_segment(self, segment: Segment, inputs: Tensor) -> Tensor:  # (R, b, I) -> (R, b, K)
-        """Logits of the mean network, Eq. (19)."""
-        weight, bias, *output = self.segment_parameters(segment)
-        return linear(segment.regulariser.mean_pass(inputs, weight, bias), *output)
-
     # ------------------------------------------------------------------------------------ checkpoints
 
     def state(self) -> dict[str, Any]:
-        """All that training goes on from, on the CPU."""
+        """All that training resumes from, on the CPU."""
         tensors = {name: value.detach().cpu().clone() for name, value in self._trained()}
         sums = {name: value.cpu().clone() for name, value in self.accumulators.items()}
         moments = [
@@ -316,12 +204,12 @@ class Stack:
 
     @property
     def state_bytes(self) -> int:
-        """About what `state` takes: the parameters and Adagrad's sum for each."""
+        """Roughly the size of `state`: the parameters and Adagrad's sum for each."""
         return 2 * sum(value.numel() * value.element_size() for _, value in self._trained())
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave, for the same units."""
+        """Resume from what `state` gave, for the same units."""
         self.epoch = state["epoch"]
         self.step.fill_(state["step"])
         for name, value in self._trained():
@@ -330,29 +218,6 @@ class Stack:
         for segment, moments in zip(self.segments, state["moments"], strict=True):
             if segment.regulariser.moments is not None:
                 segment.regulariser.moments.copy_(moments)
-
-
-def _same_segment(one: Method, other: Method) -> bool:
-    """Whether replicas of both methods can share a segment: all agrees but what a regulariser holds by replica."""
-
-    def shared(method: Method) -> Method:
-        return replace(method, rate=None, logit_step=1.0, kl_weight=1.0, kl_warmup=0, learn_after=0, freeze_after=None)
-
-    return shared(one) == shared(other)
-
-
-def _check(units: Sequence[Unit]) -> None:
-    if not units:
-        raise ProtocolError("a stack holds at least one replica, got none.")
-    for unit in units:
-        if not unit.protocol.complete:
-            raise ProtocolError(
-                f"{unit.protocol.method.label}: step size, rate or logit step is not chosen yet. Select it first."
-            )
-        if not units[0].protocol.stackable(unit.protocol):
-            raise ProtocolError("replicas of one stack may differ in method and step size only.")
-    if len({unit.key for unit in units}) < len(units):
-        raise ProtocolError("a stack holds each replica of a protocol once.")
 
 
 @contextmanager

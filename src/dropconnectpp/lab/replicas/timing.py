@@ -15,7 +15,8 @@ from dropconnectpp.lab import device as devices
 from dropconnectpp.lab.config.protocol import Protocol
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.replicas import evaluation, modules
-from dropconnectpp.lab.replicas.stack import Stack, Unit
+from dropconnectpp.lab.replicas.network import Unit
+from dropconnectpp.lab.replicas.stack import Stack
 
 PREDICTIONS = 10_000
 PATIENCE = 60.0

@@ -19,7 +19,7 @@ from dropconnectpp.lab.config.notes import PAPERS_WAY, TOGETHER
 from dropconnectpp.lab.config.protocol import Evaluation, Protocol
 from dropconnectpp.lab.config.selection import Selection
 from dropconnectpp.lab.config.settings import ProtocolError
-from dropconnectpp.lab.replicas.stack import Unit
+from dropconnectpp.lab.replicas.network import Unit
 from dropconnectpp.lab.runs.runner import Runner
 from dropconnectpp.lab.runs.store import Row
 

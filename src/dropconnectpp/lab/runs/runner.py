@@ -23,8 +23,8 @@ from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.kernels import launch_config
 from dropconnectpp.lab.replicas import evaluation
-from dropconnectpp.lab.replicas.network import Shape
-from dropconnectpp.lab.replicas.stack import Stack, Unit
+from dropconnectpp.lab.replicas.network import Shape, Unit
+from dropconnectpp.lab.replicas.stack import Stack
 from dropconnectpp.lab.runs.checkpoints import Checkpoint, Checkpoints
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.progress import Display

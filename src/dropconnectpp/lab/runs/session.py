@@ -16,7 +16,8 @@ import torch
 from dropconnectpp.lab.config.protocol import Evaluation
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.replicas import evaluation
-from dropconnectpp.lab.replicas.stack import Stack, Unit
+from dropconnectpp.lab.replicas.network import Unit
+from dropconnectpp.lab.replicas.stack import Stack
 from dropconnectpp.lab.runs.checkpoints import Checkpoint, Checkpoints
 from dropconnectpp.lab.runs.database import StoreError
 from dropconnectpp.lab.runs.owner import Owner
