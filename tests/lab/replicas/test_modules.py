@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tiny_cases import ONE_LAYER, TINY, tiny
 from torch import nn
 
 import dropconnectpp
-from dropconnectpp.lab.config.method import Method
+from dropconnectpp.lab.config.method import PRESETS, EstimatorName, Method
 from dropconnectpp.lab.config.protocol import Architecture
 from dropconnectpp.lab.replicas.modules import build, to_module
 from dropconnectpp.lab.replicas.network import Shape, Unit
@@ -44,8 +44,8 @@ def stack_of(*methods: Method, replicas: int = 1, **changes: Any) -> Stack:
     return Stack(units, tiny(channels=2), torch.device("cpu"))
 
 
-def pictures(stack: Stack) -> torch.Tensor:
-    """The test pictures as a network sees them."""
+def images(stack: Stack) -> torch.Tensor:
+    """The test images as a network sees them."""
     return stack.examples.standardise(stack.examples.test_images, stack.dtype)
 
 
@@ -66,7 +66,7 @@ def test_a_module_gives_the_logits_of_the_stacks_mean_prediction(name, epochs):
         stack.train_epoch()
     for replica, expected in enumerate(stack_logits(stack)):
         with torch.no_grad():
-            agree(to_module(stack, replica)(pictures(stack)), expected)
+            agree(to_module(stack, replica)(images(stack)), expected)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -74,7 +74,7 @@ def test_every_architecture_becomes_the_same_network(name):
     stack = stack_of(Method(), architecture=ARCHITECTURES[name])
     stack.train_epoch()
     with torch.no_grad():
-        agree(to_module(stack, 0)(pictures(stack)), stack_logits(stack)[0])
+        agree(to_module(stack, 0)(images(stack)), stack_logits(stack)[0])
 
 
 def test_each_replica_of_a_mixed_stack_becomes_its_own_method():
@@ -86,7 +86,7 @@ def test_each_replica_of_a_mixed_stack_becomes_its_own_method():
     assert kinds == [linear, linear, fixed, fixed, learned, learned]
     with torch.no_grad():
         for module, expected in zip(modules, stack_logits(stack), strict=True):
-            agree(module(pictures(stack)), expected)
+            agree(module(images(stack)), expected)
 
 
 def test_replicas_with_different_rates_keep_theirs():
@@ -130,9 +130,9 @@ def test_a_saved_module_loads_into_a_fresh_one(name, tmp_path):
     dropconnectpp.save(module, tmp_path / "net.safetensors")
     fresh = build(stack.shape, METHODS[name], torch.float64).eval()
     with torch.no_grad():
-        assert not torch.equal(fresh(pictures(stack)), module(pictures(stack)))
+        assert not torch.equal(fresh(images(stack)), module(images(stack)))
         loaded = dropconnectpp.load(tmp_path / "net.safetensors", fresh)
-        assert torch.equal(loaded(pictures(stack)), module(pictures(stack)))
+        assert torch.equal(loaded(images(stack)), module(images(stack)))
 
 
 @pytest.mark.parametrize("name", ["none", "dropconnect", "dropconnect++", "probability"])
@@ -142,14 +142,14 @@ def test_a_folded_module_is_plain_and_agrees(name):
     dense = dropconnectpp.to_dense(to_module(stack, 0))
     assert not any(hasattr(module, "keep_probability") for module in dense.modules())
     with torch.no_grad():
-        agree(dense(pictures(stack)), stack_logits(stack)[0])
+        agree(dense(images(stack)), stack_logits(stack)[0])
 
 
 @pytest.mark.parametrize("name", ["none", "dropconnect", "dropconnect++"])
 def test_a_module_predicts_by_sampling(name):
     stack = stack_of(METHODS[name])
     for average in ("activations", "probabilities"):
-        found = dropconnectpp.predict(to_module(stack, 0), pictures(stack), num_samples=3, average=average)
+        found = dropconnectpp.predict(to_module(stack, 0), images(stack), num_samples=3, average=average)
         assert found.probabilities.shape == (30, 3)
         agree(found.probabilities.sum(1), torch.ones(30, dtype=torch.float64))
 
@@ -161,7 +161,115 @@ def test_the_state_of_a_module_loads_into_another(name):
     one, other = to_module(stack, 0), to_module(stack, 1)
     other.load_state_dict(one.state_dict())
     with torch.no_grad():
-        assert torch.equal(one(pictures(stack)), other(pictures(stack)))
+        assert torch.equal(one(images(stack)), other(images(stack)))
+
+
+# ------------------------------------------------------------------------------------- options go all the way
+
+LAYER_OPTIONS = {
+    "alpha",
+    "beta",
+    "keep_probability",
+    "hyper",
+    "estimator",
+    "parameterisation",
+    "kl_weight",
+    "logit_step",
+}
+OPTIONS = {
+    **{name: method for name, method in METHODS.items() if method.kind == "dropconnect++"},
+    **PRESETS,
+    "prior": Method(alpha=2.0, beta=7.0),
+    "keep-probability": Method(keep_probability=0.8),
+    "kl-weight": Method(kl_weight=0.25),
+    "no-kl": Method(kl_weight=0.0),
+    "logit-step": Method(logit_step=30.0),
+    "decay": Method(decay=0.5),
+    "mean-network": Method(baseline="mean-network", hyper="optimal"),
+    "leave-one-out": Method(baseline="leave-one-out", num_samples=2),
+    "eq16": Method(estimator="eq16", baseline="same-sample"),
+    "straight-through": Method(estimator="straight-through", parameterisation="probability"),
+    "local": Method(estimator="local"),
+    "of-the-training": Method(
+        slab=0.1, reward="random-sign", kl_warmup=1, learn_after=1, freeze_after=3, logit_step=3.0
+    ),
+}
+
+
+def plain(layer: nn.Module) -> dict[str, Any]:
+    """All options of a layer as data that can be compared."""
+    return {**layer.options(), "activation": repr(layer.activation)}
+
+
+def told(layer: nn.Module) -> dict[str, Any]:
+    """A layer's options, the estimator's beside them, by the names that `Method` has for them."""
+    options: dict[str, Any] = dict(layer.options())
+    estimator = dict(options.pop("estimator"))
+    found = {**options, "estimator": estimator.pop("name"), **estimator}
+    return {name: found[name] for name in found.keys() & {item.name for item in fields(Method)}}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_is_saved_with_a_module_and_comes_back(name, tmp_path):
+    method = OPTIONS[name]
+    stack = stack_of(method)
+    module = to_module(stack, 0)
+    options = told(module.get_submodule("dense"))
+    assert options.keys() >= LAYER_OPTIONS
+    assert options == {key: getattr(method, key) for key in options}
+    dropconnectpp.save(module, tmp_path / "net.safetensors")
+    for fresh in (build(stack.shape, Method(kind="none")), build(stack.shape, method)):
+        loaded = dropconnectpp.load(tmp_path / "net.safetensors", fresh)
+        assert told(loaded.get_submodule("dense")) == options
+        assert plain(loaded.get_submodule("dense")) == plain(module.get_submodule("dense"))
+
+
+def test_the_options_above_try_every_option_of_a_layer():
+    for option in LAYER_OPTIONS | {"baseline", "decay", "temperature"}:
+        values = {getattr(method, option) for method in OPTIONS.values()}
+        assert len(values) >= 2, option
+    assert {method.estimator for method in OPTIONS.values()} == set(get_args(EstimatorName))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_loaded_preset_trains_on_as_the_preset_does(name, tmp_path):
+    method = PRESETS[name]
+    stack = stack_of(method)
+    dropconnectpp.save(to_module(stack, 0), tmp_path / "net.safetensors")
+    loaded = dropconnectpp.load(tmp_path / "net.safetensors", build(stack.shape, Method(kind="none"), torch.float64))
+    dense = loaded.get_submodule("dense")
+    terms = dropconnectpp.ELBO(loaded, dropconnectpp.categorical, num_data=64)(
+        images(stack), target=stack.examples.test_labels
+    )
+    assert float(terms.log_likelihood - terms.elbo) == pytest.approx(method.kl_weight * float(terms.kl))
+    steps = {id(p): group["lr"] for group in dropconnectpp.parameter_groups(loaded, 0.01) for p in group["params"]}
+    assert steps[id(dense.weight_logit)] == pytest.approx(0.01 * method.gate_step)
+    assert steps[id(dense.weight)] == 0.01
+
+
+@pytest.mark.parametrize("kind", ["none", "dropout", "dropconnect"])
+def test_a_fixed_rate_is_the_share_that_a_module_drops(kind, tmp_path):
+    method = Method(kind=kind) if kind == "none" else Method(kind=kind, rate=0.25)
+    stack = stack_of(method)
+    module = to_module(stack, 0)
+    if kind == "dropout":
+        assert module.get_submodule("dropout").p == 0.25
+    if kind != "dropconnect":
+        assert method.layer_options() == {}
+        return
+    assert method.layer_options() == {"keep_probability": 0.75, "evaluation": "mean"}
+    dropconnectpp.save(module, tmp_path / "net.safetensors")
+    loaded = dropconnectpp.load(tmp_path / "net.safetensors", build(stack.shape, Method(kind="none")))
+    assert plain(loaded.get_submodule("dense")) == plain(module.get_submodule("dense"))
+    assert loaded.get_submodule("dense").options()["keep_probability"] == 0.75
+
+
+def test_a_fresh_module_starts_where_the_method_says():
+    method = Method(posterior_alpha=0.5, posterior_beta=3.0)
+    stack = stack_of(method)
+    dense, regulariser = build(stack.shape, method).double().get_submodule("dense"), stack.segments[0].regulariser
+    for name, value in regulariser.parameters.items():
+        torch.testing.assert_close(dense.get_parameter(name), value[0], rtol=1e-6, atol=0.0)
 
 
 def test_a_fresh_network_has_the_papers_shape():
