@@ -247,3 +247,11 @@ def test_rounds_of_timing_are_heard_of(log, clock, terminal):
     bars.timing(2, 31)
     assert "timing" in shown()
     assert "2/31" in shown()
+
+
+def test_a_terminal_gets_bars(monkeypatch, capsys):
+    monkeypatch.setattr(module, "Console", lambda stderr: Console(stderr=stderr, force_terminal=True, width=90))
+    with module.run_display() as display:
+        display.group("tiny: Dropout", 2, 3, 0)
+        display.epoch(3, 1.0, 50.0)
+    assert "tiny: Dropout, 2 replicas" in capsys.readouterr().err

@@ -68,7 +68,9 @@ def fetch(
 ) -> None:
     """Download a data set, check it, and prepare it so that it opens at once.
 
-    An interrupted download resumes where it stopped. Examples:
+    An interrupted download resumes where it stopped.
+
+    Examples:
 
       dcpp data fetch cifar10
 

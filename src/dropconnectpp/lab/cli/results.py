@@ -62,7 +62,9 @@ def merge(
 ) -> None:
     """Merge results from several machines without duplicating a row.
 
-    A row that differs from the receiver's counts as a conflict: the receiver's is kept and the exit code is 1. Example:
+    A row that differs from the receiver's is a conflict: the receiver's is kept, and the command ends with exit code 1.
+
+    Example:
 
       dcpp store merge all machine1 machine2
     """

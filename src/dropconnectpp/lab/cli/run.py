@@ -101,7 +101,9 @@ def run(
 ) -> None:
     """Run an experiment of the paper, or your own, and write its tables and a page.
 
-    If it is stopped or killed, the same command resumes it. Several processes may share a folder. Examples:
+    If it is stopped or killed, the same command resumes it. Several processes may share a folder.
+
+    Examples:
 
       dcpp run table1 --dataset cifar10 --repeats 50 --device cuda
 
@@ -149,8 +151,9 @@ def demo(
 ) -> None:
     """Run Table 1 in miniature on images that come with the package; it takes minutes on a laptop.
 
-    It shows four methods with repeats, significance, Monte Carlo prediction, timings and the learned posterior. It is
-    too small to say which method is better: for that, use `dcpp run table1`.
+    It shows four methods, repeats, significance, Monte Carlo prediction, timings and the learned posterior.
+
+    It is too small to say which method is better: for that, use `dcpp run table1`.
     """
     from dropconnectpp.lab.config import experiments
 

@@ -51,8 +51,9 @@ def tune(
 
     A setting is kept if it reproduces plain PyTorch's results to rounding and saves at least 2% of the time.
 
-    The settings go to a file in your cache folder. They apply to this GPU model, this version of Triton and these
-    kernels. DCPP_LAUNCHES names another file; "off" reads and writes none.
+    The settings apply to this GPU model, this version of Triton and these kernels.
+
+    They go to a file in your cache folder. DCPP_LAUNCHES names another file; "off" reads and writes none.
 
     Examples:
 

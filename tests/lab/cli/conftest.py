@@ -1,0 +1,22 @@
+"""The command in a folder with the tiny data sets and an experiment of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_cases import MINE, SIZES, made
+
+from dropconnectpp.lab import data
+
+
+@pytest.fixture
+def dcpp(dcpp, monkeypatch, tmp_path):
+    """The command where the tiny data sets and a file of one's own are."""
+    real = data.load
+    monkeypatch.setattr(
+        data, "load", lambda name, directory=None: made(name) if name in SIZES else real(name, directory=directory)
+    )
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(MINE)
+    return dcpp
