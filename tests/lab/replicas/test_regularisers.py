@@ -287,22 +287,13 @@ def test_the_control_learns_as_much_in_another_direction():
 def library(own: DropConnectPP, r: int) -> tuple[nn.Sequential, dcpp.ELBO]:
     """An ordinary model with replica r's weights and posterior."""
     method = own.methods[r]
-    gated = dcpp.DropConnectPPLinear(
-        INPUTS,
-        UNITS,
-        activation=nn.ReLU(),
-        alpha=method.alpha,
-        beta=method.beta,
-        hyper=method.hyper,
-        estimator=estimator_of(method),
-        parameterisation=method.parameterisation,
-    )
+    gated = dcpp.DropConnectPPLinear(INPUTS, UNITS, activation=nn.ReLU(), **method.layer_options())
     model = nn.Sequential(gated, nn.Linear(UNITS, CLASSES)).double()
     _, weight, bias = layer()
     state = {"0.weight": weight, "0.bias": bias, **{f"0.{name}": v for name, v in own.parameters.items()}}
     state |= {"1.weight": numbers(2, CLASSES, UNITS, seed=4), "1.bias": numbers(2, CLASSES, seed=5)}
     model.load_state_dict({name: value[r].detach() for name, value in state.items()})
-    elbo = dcpp.ELBO(model, dcpp.categorical, NUM_DATA, method.num_samples, method.kl_weight)
+    elbo = dcpp.ELBO(model, dcpp.categorical, NUM_DATA, method.num_samples)
     if own.moments is not None:
         elbo.moments.get_buffer("0/layer").copy_(own.moments[:, r])
     return model, elbo

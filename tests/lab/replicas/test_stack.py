@@ -205,12 +205,8 @@ class Reference(nn.Module):
 
 
 def dense_of(method: Method, inputs: int) -> nn.Module:
-    if method.kind == "dropconnect":
-        return dcpp.DropConnectLinear(inputs, 4, keep_probability=1 - method.rate)
-    if method.kind != "dropconnect++":
-        return nn.Linear(inputs, 4)
-    kept = ("hyper", "estimator", "parameterisation", "alpha", "beta", "keep_probability")
-    return dcpp.DropConnectPPLinear(inputs, 4, **{name: getattr(method, name) for name in kept})
+    kinds = {"dropconnect": dcpp.DropConnectLinear, "dropconnect++": dcpp.DropConnectPPLinear}
+    return kinds.get(method.kind, nn.Linear)(inputs, 4, **method.layer_options())
 
 
 def batches(protocol: Protocol, dataset: Dataset, replica: int, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -237,11 +233,8 @@ def reference(protocol: Protocol, dataset: Dataset, replica: int, epochs: int = 
     )
     if method.kind == "dropconnect++":
         model.dense.reset_posterior()
-    elbo = dcpp.ELBO(model, dcpp.categorical, len(dataset.train), kl_weight=method.kl_weight)
-    optimizer = torch.optim.Adagrad(
-        dcpp.parameter_groups(model, training.step_size, logit_lr=training.step_size * method.logit_step),
-        eps=training.epsilon,
-    )
+    elbo = dcpp.ELBO(model, dcpp.categorical, len(dataset.train))
+    optimizer = torch.optim.Adagrad(dcpp.parameter_groups(model, training.step_size), eps=training.epsilon)
     sums = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for step, (x, y) in enumerate(batches(protocol, dataset, replica, epochs)):
         forced: Any = nullcontext()
