@@ -16,7 +16,7 @@ GPU_TESTS := tests/ops/test_gpu.py tests/inference/test_gpu_training.py tests/py
 	tests/lab/replicas/test_evaluation.py tests/lab/tuning/test_tuning.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-gpu test-browser lint format docs wheel bench clean
+.PHONY: help demo test test-gpu test-browser lint format docs wheel bench records clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1;\2/p' Makefile | while IFS=';' read -r target text; do \
@@ -93,6 +93,9 @@ bench: $(DEV) ## print the benchmark tables: quality of gradients, time and memo
 	$(BIN)/python benchmarks/mask_memory.py
 	$(BIN)/python benchmarks/data_preparation.py
 	$(BIN)/python benchmarks/replica_step.py
+
+records: $(DEV) ## make every recorded table and figure again from its rows, and compare the bytes
+	$(BIN)/python tools/rebuild_records.py
 
 clean: ## remove all that the targets make
 	rm -rf $(sort $(VENV) .venv) .venv-* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* \

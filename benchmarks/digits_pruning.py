@@ -1,4 +1,6 @@
-"""Does the posterior know which synapses matter? Accuracy on scikit-learn's digits after pruning the first layer.
+"""Measure whether the posterior knows which synapses matter: accuracy on scikit-learn's digits after pruning.
+
+    python benchmarks/digits_pruning.py --repeats 2 --epochs 5      # a quick look
 
 Each repeat trains the network of `examples/digits.py` with DropConnect++ on its first layer from another
 seed, keeps a share of the synapses by each score and at random, and counts test accuracy by Eq. (19), in
@@ -101,7 +103,7 @@ def main() -> None:
         table.append([f"keep_probability - {other}", None, *cells])
     columns = ["kept by", *(f"{share:.0%}" for share in SHARES)]
     how = settings.preset or settings.estimator
-    note = f"{settings.repeats} repeats, {settings.epochs} epochs, {how}, {len(x_test)} test pictures."
+    note = f"{settings.repeats} repeats, {settings.epochs} epochs, {how}, {len(x_test)} test images."
     report.add(Table("Test accuracy in percent by share of synapses kept", columns, table, note))
     report.write(out)
 

@@ -1,4 +1,6 @@
-"""How good each estimator's gradient is: variance, signal-to-noise ratio, bias and direction.
+"""Measure how good each estimator's gradient is: variance, signal-to-noise ratio, bias and direction.
+
+    python benchmarks/gradient_quality.py --gates 100 --draws 50    # a quick look
 
 The network is a two-layer ReLU classifier of a teacher's labels, its weights trained a little, with a
 gate on every synapse of the first layer. Measured is the gradient of the mean log-likelihood of an
@@ -32,7 +34,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -424,7 +425,7 @@ def bias_table(settings: Settings) -> Table:
     return Table("Bias on six gates", ["estimator", "bias", "standard error", "how"], rows, note)
 
 
-def settings_from(arguments: list[str]) -> tuple[Settings, Any]:
+def settings_given() -> tuple[Settings, Any]:
     """The command line as settings."""
     default = Settings()
     made = parser(__doc__)
@@ -436,15 +437,17 @@ def settings_from(arguments: list[str]) -> tuple[Settings, Any]:
     made.add_argument("--examples", type=int, default=default.examples, help="size of the data set")
     made.add_argument("--training-steps", type=int, default=default.training_steps, help="before the measurement")
     made.add_argument("--tiny-draws", type=int, default=default.tiny_draws, help="draws on six gates, where averaged")
-    made.add_argument("--seed", type=int, default=default.seed)
-    known = vars(made.parse_args(arguments))
+    made.add_argument(
+        "--seed", type=int, default=default.seed, help="of weights, data and draws (default: %(default)s)"
+    )
+    known = vars(made.parse_args())
     out = known.pop("out")
     return Settings(**{**known, "gates": tuple(known["gates"])}), out
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Print the tables."""
-    settings, out = settings_from(arguments)
+    settings, out = settings_given()
     report = Report("Quality of the gradient by the gates' logits", torch.device(settings.device), settings)
     threads = torch.get_num_threads()
     for count in settings.gates:
@@ -456,4 +459,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,4 +1,7 @@
-"""What DropConnectPPLinear costs against nn.Linear: time of a training step, of inference, and memory.
+"""Measure what DropConnectPPLinear costs against nn.Linear: time of a training step, of inference, and memory.
+
+    python benchmarks/training_step.py --cases local "bbvi, running"
+    python benchmarks/training_step.py --device cuda --every --out training_step.md
 
 Every ratio comes from one run in which the two take turns, so that a noisy machine slows both; times are
 medians. A step is forward, cross-entropy or ELBO, and backward; the input needs no gradient, which is

@@ -1,6 +1,6 @@
-"""Which of the settings that were tried on held-out training data goes to the test set? A rule fixed beforehand says.
+"""Choose the setting that goes to the test set among those tried on held-out training data, by a rule fixed before.
 
-    python benchmarks/choose_setting.py search.sqlite --searches experiments/lighter_search.toml \\
+    python tools/choose_setting.py search.sqlite --searches experiments/search/lighter_search.toml \\
         --below "DropConnect, rate 0.7, step size 0.005" --write cifar10 chosen.toml
 
 Of the methods that every search has and that learn it takes those with a lower NLL than that setting on the same data,
@@ -126,10 +126,26 @@ def reference(name: str, data: str, found: dict[str, list[Row]]) -> list[Row]:
 def main() -> None:
     """Print what there is to choose from and what is chosen."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("stores", nargs="+", type=Path)
-    options.add_argument("--searches", nargs="+", type=Path, required=True, metavar="FILE.toml")
-    options.add_argument("--below", nargs="+", required=True, metavar="SETTING")
-    options.add_argument("--write", nargs=2, action="append", default=[], metavar=("DATASET", "FILE.toml"))
+    options.add_argument("stores", nargs="+", type=Path, metavar="STORE", help="results of the searches, packed or not")
+    options.add_argument(
+        "--searches",
+        nargs="+",
+        type=Path,
+        required=True,
+        metavar="FILE.toml",
+        help="the experiments, one for each data set",
+    )
+    options.add_argument(
+        "--below", nargs="+", required=True, metavar="SETTING", help="whose NLL must not be reached, for each search"
+    )
+    options.add_argument(
+        "--write",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("DATASET", "FILE.toml"),
+        help="write the experiment with the choice on that test set; may be repeated",
+    )
     given = options.parse_args()
     searches = [from_file(path) for path in given.searches]
     data = [one.protocols[0].data for one in searches]

@@ -1,4 +1,6 @@
-"""Do groups of replicas agree, with each other and with the pilot? Test accuracy by method in several stores.
+"""Compare groups of replicas with each other and with the pilot: test accuracy by method in several stores.
+
+    python tools/compare_groups.py records/replicas/pilot_seed0.jsonl.xz records/replicas/pilot_seed1.jsonl.xz
 
 Each store is a group, run with its own seed and number of replicas at once. Welch's test compares the first two
 groups method by method: with four methods one p below 0.05 is no surprise, so Holm's adjusted p is shown.
@@ -35,8 +37,8 @@ def groups(path: Path) -> tuple[str, dict[str, list[Row]]]:
 def main() -> None:
     """Print the table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("stores", nargs="+", type=Path)
-    options.add_argument("--out", type=Path)
+    options.add_argument("stores", nargs="+", type=Path, metavar="STORE", help="a group each, packed or not")
+    options.add_argument("--out", type=Path, metavar="FILE.md", help="write the table there too")
     given = options.parse_args()
     named = [groups(path) for path in given.stores]
     methods = [method for method in PILOT if all(method in found for _, found in named)]

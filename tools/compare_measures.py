@@ -1,9 +1,11 @@
-"""Methods against others in all that a network is judged by: accuracy, NLL, calibration, and what is left if cut.
+"""Compare methods measure by measure: accuracy, NLL, calibration, and accuracy after pruning.
 
-`python benchmarks/compare_measures.py results.sqlite --against DropConnect --methods "DropConnect++ (sparse)"` compares
-networks on the test set, or with `--held-out` on held-out training data, where a name has its step size too.
-p is Welch's, or paired for a network against itself; beside it, adjusted by Holm for all rows. `--call NAME SHORT`
-gives a long name a shorter one in the table. Several stores count as one. `--out FILE.md` writes the table as well.
+    python tools/compare_measures.py records/cifar10/results.jsonl.xz --methods "DropConnect++ (sparse)"
+    python tools/compare_measures.py search.sqlite --held-out --against "DropConnect, rate 0.7, step size 0.005" ...
+
+A method has the name that the report gives it, on held-out data its step size too; a wrong name lists the right ones.
+p is Welch's, or paired for a network against itself; beside it, adjusted by Holm for all rows. Several stores count as
+one.
 """
 
 from __future__ import annotations
@@ -79,7 +81,8 @@ def networks(stores: Sequence[Path], dataset: str, held_out: bool) -> dict[str, 
     if held_out:
         found = {named(rows): rows for rows in tried(stores) if rows[0].protocol.settings["data"] == dataset}
     else:
-        rows, notes = [], {}
+        rows: list[Row] = []
+        notes: dict[tuple[str, str], Any] = {}
         for path in stores:
             stored = record.read(path)
             rows += stored.rows
@@ -134,13 +137,22 @@ def lines(found: Mapping[str, Mapping[int, Results]], methods: Sequence[str], ot
 def main() -> None:
     """Print the table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("stores", nargs="+", type=Path)
-    options.add_argument("--dataset", default="cifar10")
-    options.add_argument("--against", nargs="+", default=["DropConnect"], metavar="METHOD")
-    options.add_argument("--methods", nargs="+", required=True, metavar="METHOD")
-    options.add_argument("--held-out", action="store_true")
-    options.add_argument("--call", nargs=2, action="append", default=[], metavar=("NAME", "SHORT"))
-    options.add_argument("--out", type=Path)
+    options.add_argument("stores", nargs="+", type=Path, metavar="STORE", help="packed or not")
+    options.add_argument("--dataset", default="cifar10", help="(default: cifar10)")
+    options.add_argument(
+        "--against", nargs="+", default=["DropConnect"], metavar="METHOD", help="compare with (default: DropConnect)"
+    )
+    options.add_argument("--methods", nargs="+", required=True, metavar="METHOD", help="which to compare")
+    options.add_argument("--held-out", action="store_true", help="on held-out training data, not on the test set")
+    options.add_argument(
+        "--call",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "SHORT"),
+        help="a shorter name in the table; may be repeated",
+    )
+    options.add_argument("--out", type=Path, metavar="FILE.md", help="write the table there too")
     given = options.parse_args()
     found = networks(given.stores, given.dataset, given.held_out)
     short = dict(given.call)

@@ -1,8 +1,10 @@
-"""Do two stores of one experiment agree? Test accuracy and NLL method by method, and how far the means are apart.
+"""Compare two stores of one experiment: test accuracy and NLL by method, and how far the means are apart.
+
+    python tools/compare_stores.py records/kernels/mixed.jsonl.xz records/kernels/float32.jsonl.xz
 
 Made for one question: does accuracy move with the fused kernels? One store has mixed precision, which they have, the
 other float32, which plain PyTorch computes; start, order of the examples and masks of a replica are the same in both.
-Intervals are Welch's, for 95%: zero inside says that the means cannot be told apart.
+Intervals are Welch's, for 95%: zero inside says that the means are not distinguishable.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ def _evidence(row: Row) -> str:
 def main() -> None:
     """Print the table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("stores", nargs=2, type=Path)
+    options.add_argument("stores", nargs=2, type=Path, metavar="STORE", help="packed or not")
     options.add_argument("--names", nargs=2, metavar="NAME", help="what the table calls them (default: as the files)")
-    options.add_argument("--out", type=Path)
+    options.add_argument("--out", type=Path, metavar="FILE.md", help="write the table there too")
     given = options.parse_args()
     groups = [by_method(path) for path in given.stores]
     names = given.names or [record.name(path) for path in given.stores]

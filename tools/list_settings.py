@@ -1,9 +1,9 @@
-"""Every setting that was tried on held-out training data, with what it gave: one row each, none left out.
+"""List every setting that was tried on held-out training data, with what it gave: one row each, none left out.
 
-`python benchmarks/list_settings.py results.sqlite --out records/DATE-NAME/cifar10_search.md` lists all protocols of
-the stores with a holdout, trials for rates and logit steps among them, in the order of accuracy; what diverged comes
-last. ± is half the 95% interval of the mean. The test set is in none of these numbers. `--least 12` lists settings with
-that many networks alone, `--of experiments/FILE.toml` those of an experiment, `--dataset NAME` those of one data set.
+    python tools/list_settings.py records/connectivity/search.jsonl.xz --least 12
+
+Listed are all protocols of the stores with a holdout, trials for rates and logit steps among them, in the order of
+accuracy; what diverged comes last. ± is half the 95% interval of the mean. The test set is in none of these numbers.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ def line(rows: Sequence[Row]) -> tuple[float, list[str]]:
 def main() -> None:
     """Print the list."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("stores", nargs="+", type=Path)
-    options.add_argument("--least", type=int, default=1, metavar="N")
-    options.add_argument("--of", type=Path, metavar="FILE.toml")
-    options.add_argument("--dataset", metavar="NAME")
-    options.add_argument("--out", type=Path)
+    options.add_argument("stores", nargs="+", type=Path, metavar="STORE", help="packed or not; several count as one")
+    options.add_argument("--least", type=int, default=1, metavar="N", help="only settings with N networks or more")
+    options.add_argument("--of", type=Path, metavar="FILE.toml", help="only settings of this experiment")
+    options.add_argument("--dataset", metavar="NAME", help="only settings on this data set")
+    options.add_argument("--out", type=Path, metavar="FILE.md", help="write the table there too")
     given = options.parse_args()
     settings = [rows for rows in tried(given.stores) if len(rows) >= given.least]
     if given.of:

@@ -1,11 +1,10 @@
-"""A store as a record: its rows as compressed CSV, and every table of its report as a file of Markdown.
+"""Publish a store: its rows as compressed CSV, and every table of its report as a file of Markdown.
 
-`python benchmarks/publish.py results.sqlite records/DATE-NAME --prefix cifar10` writes `cifar10_rows.csv.gz` and files
-such as `cifar10_accuracy.md`, which `fill_docs.py` copies into the documentation. The same store gives the same bytes.
+    python tools/publish.py records/cifar10/results.jsonl.xz OUT --prefix cifar10 --experiment table1
 
-A store may hold several experiments. `--experiment table1` or `--experiment FILE.toml ...` publishes those alone: the
-replicas that they ask for, in their order of methods. `--tables` and `--figures` name what is wanted; figures are SVG.
-`--against METHOD` leaves tests against that method alone; p stays adjusted for all pairs.
+writes `OUT/cifar10_rows.csv.gz` and files such as `OUT/cifar10_accuracy.md`. The same store gives the same bytes. A
+store may hold several experiments: those that are named are published alone, the replicas that they ask for, in their
+order of methods.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import record
 
 from dropconnectpp.errors import DropConnectError
+from dropconnectpp.lab.config.notes import WAYS
 from dropconnectpp.lab.report import figures
 from dropconnectpp.lab.report.formats import DASH, finite, fixed, setting
 from dropconnectpp.lab.report.provenance import chosen_names
 from dropconnectpp.lab.report.render import drawing, markdown
 from dropconnectpp.lab.report.selection import (
-    WAYS,
     Notes,
     Selected,
     plain_experiment,
@@ -136,15 +135,13 @@ def made(content: Content, kinds: Sequence[str], against: str | None = None) -> 
     chosen = _chosen(selected, content)
     if chosen.groups:
         laid["selection"] = chosen
-    drawings = figures.drawings(selected, found)
+    drawings: Mapping[str, Sequence[Any]] = dict(figures.drawings(selected, found))
     for kind in kinds:
         if len(drawings.get(kind, ())) != 1:
             raise SystemExit(f"There is no one figure {kind!r}; the kinds are {', '.join(drawings)}.")
     drawn = {kind: drawing.figure_files(drawings[kind][0]) for kind in kinds}
-    pictures = {
-        kind: content for kind, files in drawn.items() for name, content in files.items() if name.endswith(".svg")
-    }
-    return {name: markdown.section(table) for name, table in laid.items()}, pictures
+    svgs = {kind: content for kind, files in drawn.items() for name, content in files.items() if name.endswith(".svg")}
+    return {name: markdown.section(table) for name, table in laid.items()}, svgs
 
 
 def _as_wanted(selected: Selected, wanted: Mapping[str, frozenset[int]]) -> Selected:
@@ -220,13 +217,13 @@ def publish(
     rows = io.StringIO()
     write_csv(content.rows, rows)
     files = {f"{prefix}_rows.csv.gz": gzip.compress(rows.getvalue().encode(), mtime=0)}
-    sections, pictures = made(content, figures, against)
+    sections, svgs = made(content, figures, against)
     if absent := [name for name in tables if name not in sections]:
         raise SystemExit(f"There is no table {', '.join(absent)}; there are {', '.join(sections)}.")
     for name, section in sections.items():
         if not tables or name in tables:
             files[f"{prefix}_{name}.md"] = f"{section}\n".encode()
-    files |= {f"{prefix}_{kind}.svg": picture for kind, picture in pictures.items()}
+    files |= {f"{prefix}_{kind}.svg": svg for kind, svg in svgs.items()}
     folder.mkdir(parents=True, exist_ok=True)
     for name, written in files.items():
         if len(written) > LARGEST_RECORD:
@@ -238,14 +235,23 @@ def publish(
 def main() -> None:
     """Publish a store."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("store", type=Path)
-    options.add_argument("folder", type=Path)
-    options.add_argument("--prefix", required=True)
-    options.add_argument("--experiment", nargs="+", action="extend", default=[], metavar="WHAT")
-    options.add_argument("--dataset", default="cifar10", help="of table1")
-    options.add_argument("--tables", nargs="+", default=[], metavar="NAME")
-    options.add_argument("--figures", nargs="+", default=[], metavar="KIND")
-    options.add_argument("--against", metavar="METHOD")
+    options.add_argument("store", type=Path, help="packed or not")
+    options.add_argument("folder", type=Path, help="where to write; made where it is missing")
+    options.add_argument("--prefix", required=True, help="what the files' names begin with")
+    options.add_argument(
+        "--experiment",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="WHAT",
+        help="table1 or a TOML file (default: all that the store has)",
+    )
+    options.add_argument("--dataset", default="cifar10", help="of table1 (default: cifar10)")
+    options.add_argument("--tables", nargs="+", default=[], metavar="NAME", help="these tables alone (default: all)")
+    options.add_argument("--figures", nargs="+", default=[], metavar="KIND", help="these figures too, as SVG")
+    options.add_argument(
+        "--against", metavar="METHOD", help="tests against this method alone; p stays adjusted for all"
+    )
     given = options.parse_args()
     try:
         experiments = {what: named(what, given.dataset) for what in given.experiment}

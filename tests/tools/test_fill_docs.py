@@ -1,0 +1,50 @@
+"""Copying tables and numbers into pages: from the one record of that name, and only where a page would change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import ROOT, call
+
+TABLE = "## Title\n\n| Method | Measure | Mean |\n| :-- | :-- | --: |\n| A | NLL | -0.126 ± 0.02 |\n"
+PAGE = (
+    "x <!-- value: some ; A ; NLL ; Mean ; 2 -->{number}<!-- end --> y\n\n<!-- table: some -->\n{table}<!-- end -->\n"
+)
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A repository with one record, a page that shows it and one that does not."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    fill_docs: Any = __import__("fill_docs")
+    monkeypatch.setattr(fill_docs, "ROOT", tmp_path)
+    for folder in ("records/one", "records/other", "docs"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "records" / "one" / "some.md").write_text(TABLE)
+    (tmp_path / "docs" / "page.md").write_text(PAGE.format(number="9.99", table="old\n"))
+    (tmp_path / "README.md").write_text("no marks\n")
+    return tmp_path
+
+
+def test_a_page_gets_what_the_record_says(pages: Path) -> None:
+    found = call("tools/fill_docs.py", "--check")
+    assert (found.returncode, found.stdout) == (1, "stale docs/page.md\n")
+    assert "9.99" in (pages / "docs" / "page.md").read_text(), "checked and not written"
+    assert call("tools/fill_docs.py").stdout == "filled docs/page.md\n"
+    body = TABLE.partition("\n")[2].strip()
+    assert (pages / "docs" / "page.md").read_text() == PAGE.format(number="0.13", table=f"\n{body}\n\n")
+    assert call("tools/fill_docs.py").stdout == ""
+    assert call("tools/fill_docs.py", "--check").returncode == 0
+
+
+def test_a_name_stands_for_one_table(pages: Path) -> None:
+    (pages / "records" / "other" / "some.md").write_text(TABLE)
+    with pytest.raises(LookupError, match=r"must have some\.md; it is in one, other\."):
+        call("tools/fill_docs.py")
+    for folder in ("one", "other"):
+        (pages / "records" / folder / "some.md").unlink()
+    with pytest.raises(LookupError, match=r"must have some\.md; it is in none\."):
+        call("tools/fill_docs.py")
