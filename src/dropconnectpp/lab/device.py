@@ -1,4 +1,4 @@
-"""Which device, what it can do, and getting arrays onto it."""
+"""Which device to use, what it can do, and arrays on it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def describe(device: torch.device) -> str:
 
 
 def as_tensor(array: NDArray[Any], device: torch.device) -> Tensor:
-    """An array on the device; on a CPU a mapped file stays mapped and is shared with other processes."""
+    """An array on the device; on a CPU a memory-mapped file stays mapped and is shared with other processes."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # and nobody writes to it
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nothing writes to it
         return torch.from_numpy(array).to(device)

@@ -48,8 +48,8 @@ TILE_PER_THREAD = 65536
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
     """Philox4x32-10: four output words for four counter words, all of them uint32 held in int64.
 
-    The counter words broadcast against each other, and the first rounds, where most of them are
-    one number per row, cost next to nothing.
+    The counter words broadcast against each other. The first rounds, where most of them are one
+    number per row, cost next to nothing.
 
     >>> zero = torch.zeros((), dtype=torch.int64)
     >>> [f"{int(word):08x}" for word in philox((zero, zero, zero, zero), (0, 0))]

@@ -106,7 +106,7 @@ def test_table_2_measures_and_trains_nothing(dcpp, monkeypatch):
     from dropconnectpp.lab.replicas import timing
 
     monkeypatch.setattr(timing, "MC_SAMPLES", 2)
-    monkeypatch.setattr(timing, "PATIENCE", 0.0)
+    monkeypatch.setattr(timing, "PATIENCE_S", 0.0)
     code, out, err = dcpp("run", "table2", "--dataset", "tiny", "--methods", "dropconnect++,none")
     assert code == 0
     assert rows() == []

@@ -119,7 +119,7 @@ def test_a_mistake_in_a_paper_experiment_is_told(name, options, message):
         of_the_paper(name, "cifar10", **options)
 
 
-# --------------------------------------------------------------------------------------- anybody's own
+# --------------------------------------------------------------------------------------- your own
 
 
 FULL = """

@@ -1,4 +1,4 @@
-"""Stacks to compare: methods of every kind, pictures to learn from, and what is trained of one replica."""
+"""Stacks to compare: methods of every kind, images to learn from, and what is trained of one replica."""
 
 from __future__ import annotations
 

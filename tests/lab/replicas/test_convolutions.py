@@ -76,7 +76,7 @@ def test_a_gradient_rounded_to_bf16_would_be_caught():
 
 @pytest.mark.parametrize("channels", [3, 8])
 @pytest.mark.parametrize("needs_gradient", [False, True])
-def test_windows_are_laid_out_for_pictures_alone(channels, needs_gradient, monkeypatch):
+def test_windows_are_laid_out_for_images_alone(channels, needs_gradient, monkeypatch):
     used: list[str] = []
     for kind in (_FirstConvolution, _MixedConvolution):
         run = kind.apply

@@ -69,9 +69,9 @@ class Oracle:
         self.test = bright().test
 
     def features(self, images: NDArray[np.uint8]) -> Array:
-        pictures = images.astype(np.float64)
-        spread = pictures.std((1, 2, 3), keepdims=True)
-        x = torch.from_numpy((pictures - pictures.mean((1, 2, 3), keepdims=True)) / spread)
+        pixels = images.astype(np.float64)
+        spread = pixels.std((1, 2, 3), keepdims=True)
+        x = torch.from_numpy((pixels - pixels.mean((1, 2, 3), keepdims=True)) / spread)
         x = F.relu(F.conv2d(x, self.parameters["conv0.weight"], self.parameters["conv0.bias"], padding=1))
         x = F.max_pool2d(x, 3, 2, ceil_mode=True)
         x = F.relu(F.conv2d(x, self.parameters["conv1.weight"], self.parameters["conv1.bias"], padding=1))
@@ -264,7 +264,7 @@ def test_the_curve_has_both_predictions(stack, results, row):
     assert without == {"accuracy": point["accuracy"], "nll": point["nll"]}
 
 
-# ------------------------------------------------------------------------------------- foreign pictures
+# ------------------------------------------------------------------------------------- foreign images
 
 
 def grey(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
@@ -273,25 +273,23 @@ def grey(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3])
-def test_foreign_pictures_are_brought_to_the_networks_channels(stack, channels):
+def test_foreign_images_are_brought_to_the_networks_channels(stack, channels):
     foreign = bright(seed=9, channels=channels, classes=7)
     found = evaluation.final(stack, replace(WHAT, samples=(), shares=()), foreign=foreign)
-    pictures = foreign.test.images if channels == 2 else grey(foreign.test.images, 2)
+    images = foreign.test.images if channels == 2 else grey(foreign.test.images, 2)
     for row in ROWS:
         own = Oracle(stack, row)
-        _, expected = own.uncertainty(own.features(pictures), WHAT.predictive_samples)
+        _, expected = own.uncertainty(own.features(images), WHAT.predictive_samples)
         assert found[row]["foreign"].pop("data") == "tiny9"
         assert found[row]["foreign"] == near(expected)
 
 
-def test_foreign_pictures_of_another_size_are_an_error(stack):
-    with pytest.raises(
-        ProtocolError, match="foreign pictures must be 8 x 8 as the network's, and those of tiny9 are 12"
-    ):
+def test_foreign_images_of_another_size_are_an_error(stack):
+    with pytest.raises(ProtocolError, match="foreign images must be 8 x 8 as the network's, and those of tiny9 are 12"):
         evaluation.final(stack, WHAT, foreign=bright(seed=9, side=12))
 
 
-def test_foreign_pictures_are_standardised_with_the_training_sets_statistics():
+def test_foreign_images_are_standardised_with_the_training_sets_statistics():
     protocol = replace(settings(METHODS["dropconnect"]), normalisation=Normalisation(scope="data-set"))
     own = stack_of(Unit(protocol, 0))
     dataset = bright()

@@ -188,7 +188,7 @@ def test_the_start_is_glorots_with_zero_biases():
 
 
 class Reference(nn.Module):
-    """The same network as anybody would write it, for one replica."""
+    """The same network as one would write it by hand, for one replica."""
 
     def __init__(self, dense: nn.Module, dataset: Dataset) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ def dense_of(method: Method, inputs: int) -> nn.Module:
 
 
 def batches(protocol: Protocol, dataset: Dataset, replica: int, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The pictures of each step, standardised by numpy."""
+    """The images of each step, standardised by numpy."""
     images = dataset.train.images.astype(np.float64)
     images = (images - images.mean((1, 2, 3), keepdims=True)) / images.std((1, 2, 3), keepdims=True)
     for epoch in range(epochs):
@@ -309,7 +309,7 @@ GOLDEN = [
 ]
 
 
-def test_twenty_steps_on_real_pictures_are_what_they_were():
+def test_twenty_steps_on_real_images_are_what_they_were():
     architecture = replace(TWO_LAYERS, maps=(3, 4), pooled=(True, True))
     protocol = replace(settings(METHODS["bbvi"], batch_size=300), data="fashion-mini", architecture=architecture)
     stack = stack_of(Unit(protocol, 1), dataset=data.load("fashion-mini"))
@@ -477,10 +477,10 @@ def test_a_stack_that_cannot_be_says_why(units, message):
         stack_of(*units)
 
 
-def test_pictures_must_be_square():
+def test_images_must_be_square():
     dataset = bright()
     flat = replace(dataset, train=Split(dataset.train.images[..., :6], dataset.train.labels))
-    with pytest.raises(ProtocolError, match="pictures must be square, got 8 x 6"):
+    with pytest.raises(ProtocolError, match="images must be square, got 8 x 6"):
         stack_of(Unit(settings(), 0), dataset=flat)
 
 
@@ -900,8 +900,8 @@ class TestOnAGpu:
         torch.testing.assert_close(mixed.loss_sum, full.loss_sum, rtol=0.02, atol=0)
 
     def test_the_fused_step_stays_close_to_the_plain_one(self):
-        pictures = bright(train=160, channels=3, side=32)
-        fused, plain = (self.whole_network(COVERED, pictures, fused) for fused in (True, False))
+        images = bright(train=160, channels=3, side=32)
+        fused, plain = (self.whole_network(COVERED, images, fused) for fused in (True, False))
         torch.testing.assert_close(fused.loss_sum, plain.loss_sum, rtol=0.02, atol=0)
         for row, method in enumerate(COVERED):
             found, expected = tensors_of(fused, row), tensors_of(plain, row)
@@ -914,20 +914,20 @@ class TestOnAGpu:
                 assert apart.median() <= 1e-3 * step, (method.label, name)
 
     def test_a_replica_takes_the_same_fused_steps_whatever_its_neighbours(self):
-        pictures = bright(train=160, channels=3, side=32)
-        together = self.whole_network(COVERED, pictures, True)
+        images = bright(train=160, channels=3, side=32)
+        together = self.whole_network(COVERED, images, True)
         for row in (0, 3, 4):
-            alone = self.whole_network(COVERED[row : row + 1], pictures, True, first=row)
+            alone = self.whole_network(COVERED[row : row + 1], images, True, first=row)
             torch.testing.assert_close(together.loss_sum[row], alone.loss_sum[0], rtol=1e-3, atol=0)
 
-    def whole_network(self, methods: Sequence[Method], pictures: Dataset, fused: bool, first: int = 0) -> Stack:
+    def whole_network(self, methods: Sequence[Method], images: Dataset, fused: bool, first: int = 0) -> Stack:
         """The paper's network after one epoch of ten steps, in mixed precision."""
         protocols = [
             replace(settings(method, step_size=0.0005, batch_size=16), architecture=Architecture(), precision="mixed")
             for method in methods
         ]
         units = [Unit(protocol, first + row) for row, protocol in enumerate(protocols)]
-        stack = Stack(units, pictures, torch.device("cuda"))
+        stack = Stack(units, images, torch.device("cuda"))
         assert stack.fused
         stack.fused = fused
         stack.train_epoch()

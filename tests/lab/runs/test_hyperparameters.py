@@ -41,7 +41,7 @@ SETTINGS = Selection(step_sizes=(0.001, 0.05), step_replicas=2, rates=(0.2, 0.6)
 
 
 class Untouchable:
-    """A split that nobody may look at."""
+    """A split that must not be looked at."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"the test set was touched: {name}")

@@ -1,7 +1,7 @@
 """Plain JSON values for the store: what may be kept, and how numbers that are not finite are written.
 
-JSON has no word for them, so they are the strings "NaN", "Infinity" and "-Infinity" and come back as floats; a
-text that reads like one of them is refused, so nothing is ambiguous.
+JSON has no word for such numbers. They are written as the strings "NaN", "Infinity" and "-Infinity" and come back
+as floats; a text that reads like one of them is refused, so that nothing is ambiguous.
 """
 
 from __future__ import annotations

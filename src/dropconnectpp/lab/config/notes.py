@@ -7,4 +7,4 @@ WAYS = (PAPERS_WAY, TOGETHER)
 """Notes on how settings were chosen: the paper's way, and step sizes together with rates."""
 COMMAND, COMMAND_TOGETHER, TIMING_COMMAND = "command", "command together", "timing command"
 COMMANDS = {COMMAND: PAPERS_WAY, COMMAND_TOGETHER: TOGETHER, TIMING_COMMAND: PAPERS_WAY}
-"""Notes of commands, with the way of choosing they went: a protocol with open settings may have gone both."""
+"""Notes of commands, with the way of choosing that each took: a protocol with open settings may have taken both."""

@@ -1,6 +1,6 @@
 """What is measured of trained replicas: all that a report needs, as plain numbers, so that it needs no torch.
 
-Shapes: R replicas, b pictures of a chunk, K classes, O units.
+Shapes: R replicas, b images of a chunk, K classes, O units.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from dropconnectpp.lab.replicas.network import Segment, log_likelihoods
 from dropconnectpp.lab.replicas.stack import Stack, fast_products
 
 CHUNK = 1000
-"""Pictures through the convolutions at a time: few enough for the maps of fifty replicas."""
+"""Images through the convolutions at a time: few enough for the maps of fifty replicas."""
 HISTOGRAM_BINS = 50
 QUANTILES = 101
 FIGURE_1B = (0.35, 0.4, 0.6)
 """The thresholds of "around 50K take values less than 0.35, another 50K greater than 0.6, ... [0.4, 0.6]"."""
 
-Progress = Callable[[str, int, int], None]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -38,9 +37,9 @@ def _chunk_of(stack: Stack) -> int:
 
 
 def _blocks(stack: Stack, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Which pictures, and their features (R, b, I): of several chunks, so that masks are drawn less often.
+    """Which images, and their features (R, b, I): of several chunks, so that masks are drawn less often.
 
-    Where memory was short, of one.
+    Of one chunk where memory was short.
     """
     size, inputs = _chunk_of(stack), stack.shape.dense[1]
     bytes_of_chunk = len(stack.units) * size * inputs * torch.finfo(stack.dtype).bits // 8
@@ -61,12 +60,12 @@ def _blocks(stack: Stack, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _bytes_of_block(device: torch.device) -> int:
-    """What features may take: a sixteenth of a card. A CPU's memory is others' too, and has nothing to fill."""
+    """The memory for features: a sixteenth of a GPU's. On a CPU a larger block gains nothing."""
     return 0 if device.type == "cpu" else torch.cuda.get_device_properties(device).total_memory // 16
 
 
 def on_tensor_cores(measure: Callable[Concatenate[Stack, P], T]) -> Callable[Concatenate[Stack, P], T]:
-    """With products as in training: without tensor cores the drawn networks of a wide layer would take as long."""
+    """Measure with products as in training: without tensor cores the drawn networks of a wide layer take as long."""
 
     @wraps(measure)
     def measured(stack: Stack, /, *args: P.args, **options: P.kwargs) -> T:
@@ -77,7 +76,7 @@ def on_tensor_cores(measure: Callable[Concatenate[Stack, P], T]) -> Callable[Con
 
 
 class _Tally:
-    """Accuracy and NLL of some rule, summed over chunks."""
+    """Accuracy and NLL of one way to predict, summed over chunks."""
 
     def __init__(self, stack: Stack) -> None:
         self.correct = torch.zeros(len(stack.units), device=stack.device, dtype=torch.float64)
@@ -126,7 +125,7 @@ def along_the_way(stack: Stack, settings: Evaluation) -> list[dict[str, Any]]:
 
 
 def _averages(stack: Stack, segment: Segment, inputs: Tensor, counts: tuple[int, ...]) -> dict[int, Tensor]:
-    """Eq. (18) for several numbers of samples: logits fed with the mean activation of the first masks."""
+    """Eq. (18) for several numbers of samples: logits from the mean activation over the first masks."""
     if not segment.regulariser.random:
         return dict.fromkeys(counts, stack.predict_segment(segment, inputs))
     weight, bias, *output = stack.segment_parameters(segment)
@@ -144,7 +143,10 @@ def _averages(stack: Stack, segment: Segment, inputs: Tensor, counts: tuple[int,
 @on_tensor_cores
 @torch.no_grad()
 def final(
-    stack: Stack, settings: Evaluation, foreign: Dataset | None = None, progress: Progress | None = None
+    stack: Stack,
+    settings: Evaluation,
+    foreign: Dataset | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Everything measured once training is over, for each replica."""
     counts = tuple(count for count in settings.samples if count)
@@ -168,7 +170,7 @@ def final(
             tally.counted(len(target))
         if progress is not None:
             progress("evaluating", rows.stop, len(labels))
-    del inputs, x  # the foreign pictures' take their place
+    del inputs, x  # the foreign images' take their place
     results: list[dict[str, Any]] = [
         {
             "accuracy": mean.accuracy()[r],
@@ -275,16 +277,16 @@ def _entropy(probabilities: Tensor) -> Tensor:
 
 
 def check_foreign(side: int, foreign: Dataset) -> None:
-    """Raise if pictures of another data set do not have the network's size."""
+    """Raise if the images of another data set do not have the network's size."""
     if foreign.shape[1:] != (side, side):
         raise ProtocolError(
-            f"foreign pictures must be {side} x {side} as the network's, and those of {foreign.name} are "
+            f"foreign images must be {side} x {side} as the network's, and those of {foreign.name} are "
             f"{foreign.shape[1]} x {foreign.shape[2]}."
         )
 
 
 def _foreign(stack: Stack, foreign: Dataset, settings: Evaluation) -> list[dict[str, Any]]:
-    """Uncertainty on pictures of another data set, brought to this one's number of channels."""
+    """Uncertainty on images of another data set, brought to this one's number of channels."""
     images = as_tensor(foreign.test.images, stack.device)
     check_foreign(stack.shape.side, foreign)
     channels = stack.shape.channels
@@ -298,7 +300,7 @@ def _foreign(stack: Stack, foreign: Dataset, settings: Evaluation) -> list[dict[
 
 
 class _Pruning:
-    """Accuracy by Eq. (19) of networks that keep a share of their weights, by four scores; biases stay."""
+    """Accuracy by Eq. (19) of networks that keep a share of their weights, by four scores; all biases are kept."""
 
     def __init__(self, stack: Stack, settings: Evaluation) -> None:
         self.stack, self.shares = stack, settings.shares
@@ -331,7 +333,7 @@ class _Pruning:
 
 
 def _scores(stack: Stack, segment: Segment) -> dict[str, Tensor]:
-    """What weights are ranked by; pi~ only where it was learned."""
+    """The scores that rank weights; pi~ only where it was learned."""
     weight, regulariser = stack.segment_parameters(segment)[0], segment.regulariser
     count = weight[0].numel()
     noise = Stream(stack.protocol.root_seed, "pruning").uniform(regulariser.replicas, 0, count).view(weight.shape)
@@ -343,7 +345,7 @@ def _scores(stack: Stack, segment: Segment) -> dict[str, Tensor]:
 
 
 def _posteriors(stack: Stack, segment: Segment) -> list[dict[str, Any] | None]:
-    """What was learned of the synapses, Figure 1(b)."""
+    """What was learned of each synapse, summed up: Figure 1(b)."""
     regulariser = segment.regulariser
     if not regulariser.parameters:
         return [None] * len(regulariser.replicas)

@@ -1,7 +1,7 @@
 """The training step of a stack through kernels that draw masks, send gradients back and update weights in one pass.
 
-`training` defines what a step is and takes all steps that this one does not cover; both give the same networks, to
-rounding. Here no gradient of the dense layer's weights goes to memory.
+`stack` defines what a step is and takes all steps that this one does not support; both give the same networks, to
+rounding. Here the gradient of the dense layer's weights never goes to memory.
 Shapes: L samples, R replicas, B batch, I inputs, O units.
 """
 
@@ -49,16 +49,16 @@ def take(networks: Networks, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:
-    """What the segments have, one after the other."""
+    """The segments' pieces, one after the other."""
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _segment_step(
     networks: Networks, number: int, segment: Segment, inputs: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Rewards, the gradient of the inputs, and the gradients of bias and output layer, by name.
+    """Rewards, the gradient of the inputs, and the gradients of bias and output layer by name.
 
-    Steps the weights, and all gates.
+    Steps the weights and all gates.
     """
     regulariser, rows, step = segment.regulariser, segment.rows, networks.step
     x, replicas = inputs[rows], regulariser.replicas
@@ -85,7 +85,7 @@ def _segment_step(
 
 
 def by_score(gate: Gate) -> TypeGuard[LearnedGate]:
-    """Whether a gate learns by the score, in a pass of its own."""
+    """Whether a gate learns by the score, in its own pass."""
     return isinstance(gate, LearnedGate) and gate.kind == "score"
 
 
@@ -99,14 +99,14 @@ def forward(x: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tenso
 def backward_(
     x: Tensor, grad_sums: Tensor, weight: Tensor, gate: Gate, replicas: Tensor, step: Tensor, update: Adagrad
 ) -> Tensor:
-    """The gradient of the inputs from that of what `forward` gave; steps the weights and gates that need it."""
+    """The gradient of the inputs from that of the sums; steps the weights, and the gates that need it."""
     if isinstance(gate, LocalGate):
         return gate_moments_backward_(x, grad_sums, weight, gate, update)
     return gated_product_backward_(x, grad_sums, weight, gate, replicas, step, update)
 
 
 def _kept(gate: Gate, weight: Tensor) -> Tensor | None:
-    """The weight as it is before its step, where gates that step after it have a slab."""
+    """A copy of the weight before its step, where gates that step after it have a slab."""
     return weight.clone() if by_score(gate) and gate.slab_scale else None
 
 
@@ -118,8 +118,7 @@ def _learn_by_score(
     mean_reward: Tensor | None,
     before: dict[str, Tensor | None],
 ) -> None:
-    """A step of the gates of weights and biases, and of the moments; ``before`` is what they gate, as it was before its
-    own step."""
+    """Step the gates of weights and biases, and the moments; ``before`` holds the gated values before their step."""
     regulariser, squared = segment.regulariser, []
     assert isinstance(regulariser, DropConnectPP)
     coefficient = regulariser.coefficient(rewards, mean_reward, networks.step)

@@ -1,4 +1,4 @@
-"""Table 2: seconds per epoch of each method, and what a prediction costs. Measured warm and in turn."""
+"""Table 2: seconds per epoch of each method, and what a prediction costs; measured warm and in turn."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dropconnectpp.lab.replicas.network import Unit
 from dropconnectpp.lab.replicas.stack import Stack
 
 PREDICTIONS = 10_000
-PATIENCE = 60.0
-"""Seconds after which no round begins, but for the first five."""
+PATIENCE_S = 60.0
+"""After which no round begins, except for the first five."""
 MC_SAMPLES = 30
 
 Runs = dict[str, Callable[[], object]]
@@ -38,15 +38,15 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Timings of complete protocols on one data set: medians over the rounds.
 
-    A round times each once, so that a clock that rises or a busy neighbour meets all alike. An epoch is scaled from its
-    first `steps`. ``told`` hears how many rounds of how many are over.
+    A round times each protocol once, so that a rising clock or a busy neighbour affects all alike. An epoch is scaled
+    from its first `steps`. ``told`` is called with the number of rounds that are over, and of all.
     """
     stacks = [
         Stack([Unit(protocol, replica) for replica in range(replicas)], dataset, device) for protocol in protocols
     ]
     epochs = [len(stack.batches) for stack in stacks]
     for stack in stacks:
-        stack.examples = stacks[0].examples  # one copy of the pictures, which all see alike
+        stack.examples = stacks[0].examples  # one copy of the images, the same for all
         stack.batches = stack.batches[:steps]
         stack.train_epoch()
     runs = [{"shuffle": stack.shuffle, "steps": stack.train_batches, **_predictions(stack)} for stack in stacks]
@@ -68,14 +68,14 @@ def in_rounds(
     rounds: int,
     told: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, float]]:
-    """Median seconds of calls that take turns, each of which has run once before."""
+    """Median seconds of calls that take turns; each has run once before."""
     taken: list[dict[str, list[float]]] = [{name: [] for name in one} for one in runs]
     for one in runs:
         for run in one.values():
             run()
     start = time.monotonic()
     for done in range(rounds):
-        if done >= 5 and time.monotonic() - start > PATIENCE:
+        if done >= 5 and time.monotonic() - start > PATIENCE_S:
             break
         for one, times in zip(runs, taken, strict=True):
             for name, run in one.items():
@@ -85,12 +85,12 @@ def in_rounds(
 
 
 def _examples(stack: Stack) -> int:
-    """Pictures that are predicted in a round: a processor takes long for 10,000."""
+    """Images predicted in a round: a CPU takes long for 10,000."""
     return min(PREDICTIONS if stack.device.type == "cuda" else 1_000, len(stack.examples.test_images))
 
 
 def _predictions(stack: Stack) -> Runs:
-    """The ways in which the first replica, as an ordinary module, can predict."""
+    """The ways in which the first replica can predict, as an ordinary module."""
     module = modules.to_module(stack, 0).to(stack.device)
     images = stack.examples.test_images[: _examples(stack)]
     batches = [stack.examples.standardise(part, stack.dtype) for part in images.split(evaluation.CHUNK)]
@@ -114,12 +114,12 @@ def _predictions(stack: Stack) -> Runs:
 
 
 def median_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Of a call on a device, over the repeats."""
+    """Median seconds of a call on a device, over the repeats."""
     return statistics.median(seconds(run, device) for _ in range(repeats))
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Of a call on a device, once everything queued there is done."""
+    """Seconds of a call on a device, once everything queued there is done."""
     _wait(device)
     start = time.perf_counter()
     run()
@@ -133,7 +133,7 @@ def _wait(device: torch.device) -> None:
 
 
 def complete(protocol: Protocol) -> Protocol:
-    """A protocol with any step size and rate: time does not depend on them."""
+    """The protocol with some step size and rate: the time does not depend on them."""
     method = (
         replace(protocol.method, rate=0.5)
         if protocol.method.has_rate and protocol.method.rate is None

@@ -37,7 +37,7 @@ def to_table(rows: Iterable[Row]) -> list[dict[str, Any]]:
 def write_csv(rows: Iterable[Row], stream: TextIO) -> None:
     """Write the table as CSV; open the stream with ``newline=""``.
 
-    A text that begins with = + - or @ gets a single quote before it, lest a spreadsheet run it as a formula.
+    A text that begins with = + - or @ gets a single quote before it, so that no spreadsheet runs it as a formula.
     Numbers that are not finite are written NaN, Infinity and -Infinity.
     """
     table = to_table(rows)

@@ -1,4 +1,4 @@
-"""Who owns work in a store: a process, told apart from one that borrowed its number, and whether it still lives."""
+"""Who owns work in a store: a process, distinguished from one that reused its number, and whether it still lives."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Owner:
     that borrows its host's name counts as another machine."""
     pid: int
     start: str
-    """When the process started, so that a recycled pid is not taken for it; empty where unknown."""
+    """When the process started, so that a reused pid is not taken for it; empty where unknown."""
     nonce: str
-    """Tells apart several owners in one process, such as threads."""
+    """Distinguishes several owners in one process, such as threads."""
 
     @classmethod
     def here(cls) -> Owner:
@@ -35,14 +35,14 @@ class Owner:
 
     @property
     def name(self) -> str:
-        """How the file writes it."""
+        """Its name in the file."""
         return canonical(asdict(self))
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 
     def is_dead(self, silent_s: float, lease_s: float) -> bool:
-        """Whether the process is gone or, where that cannot be seen from here, was silent for too long."""
+        """Whether the process is gone or, where this machine cannot see that, was silent for too long."""
         if (self.host, self.system) == (socket.gethostname(), _system()):
             start = _process_start(self.pid)
             if start is None:
@@ -68,7 +68,7 @@ def _process_start(pid: int) -> str | None:
         parts = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return None if parts[0] in (b"Z", b"X") else parts[19].decode()
     if os.name == "nt":
-        return ""  # os.kill would end it
+        return ""  # there os.kill would end it
     # Also on Linux: /proc may hide the processes of other users.
     try:
         os.kill(pid, 0)

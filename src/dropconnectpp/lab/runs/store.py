@@ -216,7 +216,7 @@ class Store(Database):
                     "which never changes. To keep both, write to another store."
                 )
             if not found or found[-1] != owner.name:
-                state = f"is {found[0]}" if found else "is claimed by nobody"
+                state = f"is {found[0]}" if found else "is claimed by no process"
                 by = f", owned by {Owner(**self._loads(found[-1]))}" if found and found[-1] else ""
                 raise ClaimLostError(
                     f"{self.path}: {owner} does not own replica {key.replica} of {key.digest}, which {state}{by}. "
