@@ -135,7 +135,7 @@ def made(content: Content, kinds: Sequence[str], against: str | None = None) -> 
     chosen = _chosen(selected, content)
     if chosen.groups:
         laid["selection"] = chosen
-    drawings: Mapping[str, Sequence[Any]] = dict(figures.drawings(selected, found))
+    drawings = {str(kind): drawn for kind, drawn in figures.drawings(selected, found).items()}
     for kind in kinds:
         if len(drawings.get(kind, ())) != 1:
             raise SystemExit(f"There is no one figure {kind!r}; the kinds are {', '.join(drawings)}.")
