@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ import dropconnectpp as dcpp
 from dropconnectpp import presets
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.estimators import BBVI
-from dropconnectpp.lab.config.method import PRESETS, Method
+from dropconnectpp.lab.config.method import METHODS, PAPER_METHODS, PRESETS, Method, MethodName
 
 
 def plain() -> nn.Sequential:
@@ -35,6 +35,8 @@ def test_the_papers_setting() -> None:
 
 def test_the_laboratory_has_the_same_presets() -> None:
     assert ["paper", *PRESETS] == list(dcpp.PRESETS)
+    assert Method(**dcpp.PRESETS["paper"]) == Method() == PAPER_METHODS["dropconnect++"]
+    assert get_args(MethodName) == tuple(METHODS)
     for name, method in PRESETS.items():
         options = dict(dcpp.PRESETS[name])
         assert method == Method(**options)
