@@ -155,6 +155,11 @@ def test_dropconnects_gaussian_prediction_is_the_librarys():
         close(found[r], own.eval()(x[r]).detach())
 
 
+def test_what_regularisers_share_is_none_by_itself():
+    with pytest.raises(TypeError, match="abstract"):
+        Regulariser([Method(kind="none")], REPLICAS[:1], (UNITS, INPUTS), NUM_DATA, SEED, torch.float64)
+
+
 def test_a_rate_of_zero_drops_nothing():
     x, weight, bias = layer()
     expected = slow(x, weight, bias).relu()
