@@ -9,7 +9,8 @@ import pytest
 
 from scripts import ROOT, call, run
 
-MODULES = {"benchmarks/reporting.py"}
+PARTS = ("gradient_problem", "replica_comparators", "replica_stacks", "reporting")
+MODULES = {f"benchmarks/{name}.py" for name in PARTS}
 """What is imported and not run."""
 SCRIPTS = sorted(
     {path.relative_to(ROOT).as_posix() for folder in ("benchmarks", "tools") for path in (ROOT / folder).glob("*.py")}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from benchmark_cases import tables
 
+from dropconnectpp.lab.config.protocol import Architecture
 from dropconnectpp.lab.data.normalisation import standardise
 from dropconnectpp.lab.kernels.dense import linear
 from dropconnectpp.lab.replicas.convolutions import features
@@ -56,7 +57,7 @@ def test_the_projection_of_table_1(replica_step) -> None:
 
 
 def test_the_arithmetic_of_a_step(replica_step) -> None:
-    shape = replica_step.Shape(replica_step.Architecture(), 3, 32, 10)
+    shape = replica_step.Shape(Architecture(), 3, 32, 10)
     forward = [32 * 32 * 32 * 75, 16 * 16 * 32 * 800, 8 * 8 * 64 * 800, 64 * 4096, 640]
     assert replica_step.step_operations(shape, 128) == 256 * (3 * sum(forward) - forward[0])
 
@@ -82,7 +83,8 @@ def test_compiled_groups_are_the_same_network(replica_step) -> None:
         device="cpu", replicas=2, growth=(), hidden=(8,), methods=("none",), classes=3, batch=4, steps=2, repeats=1,
         precision="mixed", peak=300.0, skip=(),
     )  # fmt: skip
-    groups = replica_step.Groups(settings, 8)
+    comparators = importlib.import_module("replica_comparators")
+    groups = comparators.Groups(settings, 8)
     rows = groups.order[0]
     found = groups.loss(groups.images, groups.labels, rows, groups.parameters).item()
     inputs = features(standardise(groups.images[rows]), groups.parameters, groups.architecture)
@@ -90,8 +92,8 @@ def test_compiled_groups_are_the_same_network(replica_step) -> None:
     weight, bias, *output = (groups.parameters[name] for name in names)
     logits = linear(torch.relu(linear(inputs, weight, bias)), *output)
     assert found == pytest.approx(-log_likelihoods(logits, groups.labels[rows]).mean(1).sum().item(), rel=0.02)
-    groups.compiled_loss, groups.compiled_update = groups.loss, replica_step.adagrad  # compiling takes long
+    groups.compiled_loss, groups.compiled_update = groups.loss, comparators.adagrad  # compiling takes long
     before = weight.detach().clone()
     groups.step()
-    assert (weight - before).abs().max().item() == pytest.approx(replica_step.STEP_SIZE, rel=0.01)
+    assert (weight - before).abs().max().item() == pytest.approx(comparators.STEP_SIZE, rel=0.01)
     assert groups.position.item() == 1
