@@ -50,7 +50,8 @@ def train(
     from dropconnectpp.lab.cli.display import run_display
     from dropconnectpp.lab.config.protocol import paper
     from dropconnectpp.lab.replicas import evaluation, modules
-    from dropconnectpp.lab.replicas.stack import Stack, Unit
+    from dropconnectpp.lab.replicas.network import Unit
+    from dropconnectpp.lab.replicas.stack import Stack
 
     protocol = paper(dataset, method)
     chosen = _with_options(protocol.method, method, estimator=estimator, hyper=hyper, rate=rate)
