@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
 
 from dropconnectpp.lab.kernels import gates as gate_kernels
-from dropconnectpp.lab.kernels import layer, local
+from dropconnectpp.lab.kernels import head, layer, local
 from dropconnectpp.lab.kernels.launch_config import DEFAULTS, using
 from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.tuning import candidates, tuning
@@ -30,35 +29,47 @@ Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 class Recorder:
-    """Stands for a module of kernels and notes their launches instead of making them."""
+    """Stands for a kernel and notes its launches instead of making them."""
 
-    def __init__(self, module: ModuleType, launches: list[Launch]) -> None:
-        self.module, self.launches = module, launches
+    def __init__(self, kernel: Any, launches: list[Launch]) -> None:
+        self.kernel, self.launches = kernel, launches
 
-    def __getattr__(self, name: str) -> Any:
-        kernel = getattr(self.module, name)
-
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def launch(*arguments: Any, **options: Any) -> None:
-            self.launches.append((kernel, arguments, options))
+            self.launches.append((self.kernel, arguments, options))
 
-        return mock.MagicMock(__getitem__=lambda _, grid: launch)
+        return launch
 
 
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
-    """Launches of the dense layer's kernels, as if there were a card."""
-    from dropconnectpp.lab.kernels import gates_triton, layer_triton, local_triton
+    """Launches of the dense layer's and the head's kernels, as if there were a card."""
+    from dropconnectpp.lab.kernels import gates_triton, head_triton, layer_triton, local_triton
 
+    kernels = {
+        gates_triton: ("gate_kernel",),
+        layer_triton: ("product_kernel", "backward_kernel"),
+        local_triton: ("moments_kernel", "moments_backward_kernel"),
+        head_triton: ("likelihood_kernel", "gradient_kernel"),
+    }
     launches: list[Launch] = []
-    with (
-        mock.patch.object(layer, "compiled", return_value=Recorder(layer_triton, launches)),
-        mock.patch.object(local, "compiled", return_value=Recorder(local_triton, launches)),
-        mock.patch.object(layer, "usable", return_value=True),
-        mock.patch.object(local, "usable", return_value=True),
-        mock.patch.object(gate_kernels, "compiled", return_value=Recorder(gates_triton, launches)),
-        mock.patch.object(gate_kernels, "ready", return_value=True),
-    ):
+    with ExitStack() as patches:
+        for module, names in kernels.items():
+            for name in names:
+                stand_in = Recorder(getattr(module, name), launches)
+                patches.enter_context(mock.patch.object(module, name, stand_in))
+        for launching in (gate_kernels, layer, local, head):
+            patches.enter_context(mock.patch.object(launching, "supported", return_value=True))
         yield launches
+
+
+def settings(launch: Launch) -> dict[str, Any]:
+    """The constants and options of a launch, those of its records by the record's name and the field's."""
+    kernel, arguments, options = launch
+    given = dict(zip(kernel.arg_names, arguments, strict=False))
+    records = {name: given[name]._asdict() for name in ("SIZES", "TILE", "TERMS") if name in given}
+    fields = {f"{name}.{field}": value.value for name, one in records.items() for field, value in one.items()}
+    return {**options, **fields}
 
 
 def gates(weight: torch.Tensor) -> dict[str, gate_kernels.Gate]:
@@ -91,9 +102,9 @@ def launches_of_a_step(name: str, units: int) -> list[Launch]:
             local.gate_moments(x, weight, gate)
             local.gate_moments_backward_(x, torch.zeros(2, REPLICAS, BATCH, units), weight, gate, update)
             return launches
-        by_output = torch.zeros(getattr(gate, "samples", 1), REPLICAS, BATCH, units)
+        grad_output = torch.zeros(getattr(gate, "samples", 1), REPLICAS, BATCH, units)
         layer.gated_product(x, weight, gate, replicas, step)
-        layer.gated_product_backward_(x, by_output, weight, gate, replicas, step, update)
+        layer.gated_product_backward_(x, grad_output, weight, gate, replicas, step, update)
         if isinstance(gate, gate_kernels.LearnedGate) and gate.kind == "score":
             gate_kernels.update_gate_(replace(gate, coefficient=torch.zeros(1, REPLICAS)), replicas, step, update)
     return launches
@@ -114,18 +125,26 @@ def shared_memory(launch: Launch, card: int) -> int:
 
     kernel, arguments, options = launch
     given = {**dict(zip(kernel.arg_names, arguments, strict=False)), **options}
-    signature: dict[str, Any] = {}
-    constants, aligned = {}, {}
-    for place, parameter in enumerate(kernel.params):
-        value = True if parameter.name == "COMPILED" else given[parameter.name]
-        if parameter.is_constexpr or value is None:
-            signature[parameter.name], constants[parameter.name] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[parameter.name], aligned[(place,)] = TYPES[value.dtype], [["tt.divisibility", 16]]
-        elif isinstance(value, tuple):
-            signature[parameter.name] = tuple("fp32" for _ in value)
-        else:
-            signature[parameter.name] = "fp32" if isinstance(value, float) else "u64" if value >> 31 else "i32"
+    constants: dict[tuple[int, ...], Any] = {}
+    aligned: dict[tuple[int, ...], Any] = {}
+
+    def kind(path: tuple[int, ...], value: Any, constant: bool = False) -> Any:
+        """How Triton calls a value, and for a record each of its own; constants and alignment are noted."""
+        if isinstance(value, tuple) and not constant:
+            kinds = [kind((*path, place), one) for place, one in enumerate(value)]
+            return type(value)(*kinds) if hasattr(value, "_fields") else tuple(kinds)
+        if constant or value is None or isinstance(value, triton.language.constexpr):
+            constants[path] = value
+            return "constexpr"
+        if isinstance(value, torch.Tensor):
+            aligned[path] = [["tt.divisibility", 16]]
+            return TYPES[value.dtype]
+        return "fp32" if isinstance(value, float) else "u64" if value >> 31 else "i32"
+
+    signature = {
+        one.name: kind((place,), True if one.name == "COMPILED" else given[one.name], one.is_constexpr)
+        for place, one in enumerate(kernel.params)
+    }
     how = {name: value for name, value in options.items() if name not in kernel.arg_names}
     found = triton.compile(
         ASTSource(kernel, signature, constants, aligned), target=GPUTarget("cuda", card, 32), options=how
@@ -148,15 +167,9 @@ def check_head(classes: int) -> None:
     """Compile what follows the layer's products, with ten classes and with a hundred."""
     from head_cases import STEP, Case
 
-    from dropconnectpp.lab.kernels import head, head_triton
-
     for kind, samples in (("open", 1), ("dropout", 1), ("score", 1), ("straight-through", 3), ("local", 2)):
-        case, launches = Case(kind, (REPLICAS, BATCH, 512, classes), samples=samples), list[Launch]()
-        with (
-            mock.patch.object(head, "compiled", return_value=Recorder(head_triton, launches)),
-            mock.patch.object(head, "usable", return_value=True),
-        ):
-            case.run(torch.tensor(STEP))
+        with recorded() as launches:
+            Case(kind, (REPLICAS, BATCH, 512, classes), samples=samples).run(torch.tensor(STEP))
         needed = [shared_memory(launch, CARDS["Ampere and Ada"]) for launch in launches]
         assert max(needed) <= LEAST_SHARED, (kind, needed)
         print(f"{len(needed)} launches fit")

@@ -235,8 +235,8 @@ extern "C" int run(int gx, int gy, int gz, int count, int bytes, const float* fi
     return emulate(gx, gy, gz, count, bytes, [=] { arrange(filters, fragments, number); });
 }
 #elif defined(REDUCE)
-extern "C" int run(int gx, int gy, int gz, int count, int bytes, const float* partial, float* by_filters, float* by_bias,
+extern "C" int run(int gx, int gy, int gz, int count, int bytes, const float* partial, float* grad_filters, float* grad_bias,
                    int groups, int number) {
-    return emulate(gx, gy, gz, count, bytes, [=] { reduce(partial, by_filters, by_bias, groups, number); });
+    return emulate(gx, gy, gz, count, bytes, [=] { reduce(partial, grad_filters, grad_bias, groups, number); });
 }
 #endif

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dropconnectpp.lab.kernels import head
 from dropconnectpp.lab.kernels.gates import FixedGate, Gate, LearnedGate, OpenGate
-from dropconnectpp.lab.kernels.head import Found, Head
+from dropconnectpp.lab.kernels.head import Head, HeadResult
 from dropconnectpp.lab.kernels.local import LocalGate
 from dropconnectpp.lab.philox import Stream
 
@@ -78,10 +78,9 @@ class Case:
         other.head = Head(**{name: moved(value) for name, value in vars(self.head).items()})
         return other
 
-    def run(self, step: Tensor | int = STEP) -> Found:
-        return head.there_and_back(self.sums, self.head, self.replicas, step)
+    def run(self, step: Tensor | int = STEP) -> HeadResult:
+        return head.forward_backward(self.sums, self.head, self.replicas, step)
 
 
-def tensors(found: Found) -> dict[str, Tensor]:
-    given = {field.name: getattr(found, field.name) for field in fields(found)}
-    return {name: value for name, value in given.items() if value is not None}
+def tensors(found: HeadResult) -> dict[str, Tensor]:
+    return {name: value for name, value in found._asdict().items() if value is not None}

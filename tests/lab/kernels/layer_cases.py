@@ -47,7 +47,7 @@ class Case:
             return torch.randn(size, generator=generator).to(dtype)
 
         self.replicas = torch.arange(stack) * 5 + 1
-        self.x, self.by_output = normal(stack, batch, width), normal(samples, stack, batch, units)
+        self.x, self.grad_output = normal(stack, batch, width), normal(samples, stack, batch, units)
         self.weight, logit = normal(stack, units, width), 2 * normal(stack, units, width)
         logit[0, 0, 0] = 0.0
         alpha, beta = (normal(stack, units, width) for _ in range(2))
@@ -84,11 +84,11 @@ class Case:
 
         def moved(values: dict[str, Any]) -> dict[str, Tensor]:
             given = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-            chosen = {n: v[:, rows] if n in ("by_output", "coefficient") else v[rows] for n, v in given.items()}
+            chosen = {n: v[:, rows] if n in ("grad_output", "coefficient") else v[rows] for n, v in given.items()}
             return {n: v.to(*where).clone() for n, v in chosen.items()}
 
         other = object.__new__(Case)
-        for name, value in moved({name: getattr(self, name) for name in ("x", "by_output", "weight")}).items():
+        for name, value in moved({name: getattr(self, name) for name in ("x", "grad_output", "weight")}).items():
             setattr(other, name, value)
         other.replicas = self.replicas[rows].to(other.x.device)
         other.gate = replace(self.gate, **moved(vars(self.gate)))
@@ -108,12 +108,12 @@ class Case:
 
     def backward(self, step: Tensor | int = STEP) -> tuple[Tensor, Tensor | None]:
         weight = self.weight.clone()
-        by_x = layer.gated_product_backward_(
-            self.x, self.by_output, self.weight, self.gate, self.replicas, step, self.update
+        grad_x = layer.gated_product_backward_(
+            self.x, self.grad_output, self.weight, self.gate, self.replicas, step, self.update
         )
         if not isinstance(self.gate, LearnedGate) or self.gate.kind != "score":
-            return by_x, None
-        return by_x, gates.update_gate_(self.gate, self.replicas, step, self.update, weight).sum(2)
+            return grad_x, None
+        return grad_x, gates.update_gate_(self.gate, self.replicas, step, self.update, weight).sum(2)
 
 
 def gate_steps(case: Case) -> None:
@@ -153,19 +153,19 @@ def assert_adagrads_step(start: Any) -> None:
 def on_gpu(kind: str, shape: tuple[int, int, int, int], samples: int = 1) -> Case:
     case = Case(kind, shape, samples=samples).to("cuda")
     case.x = case.x.bfloat16()
-    case.by_output = (case.by_output / shape[1]).bfloat16().float()
-    assert layer.usable(case.x, case.weight, case.gate, case.update)
+    case.grad_output = (case.grad_output / shape[1]).bfloat16().float()
+    assert layer.supported(case.x, case.weight, case.gate, case.update)
     return case
 
 
 def step_with(case: Case, masks: list[Tensor | None]) -> tuple[Tensor, Tensor | None]:
     """`Case.backward` by the twins with masks that are given: in float64 they would draw others."""
     weight = case.weight.clone()
-    by_x = layer._backward_(case.x, case.by_output, case.weight, case.gate, masks, case.update)
+    grad_x = layer._backward_(case.x, case.grad_output, case.weight, case.gate, masks, case.update)
     if not isinstance(case.gate, LearnedGate) or case.gate.coefficient is None:
-        return by_x, None
+        return grad_x, None
     given = [mask for mask in masks if mask is not None]
-    return by_x, gates._update_gate_(case.gate, given, case.update, weight).sum(2)
+    return grad_x, gates._update_gate_(case.gate, given, case.update, weight).sum(2)
 
 
 def assert_twin_on_gpu(kind: str, shape: tuple[int, int, int, int], samples: int) -> None:
@@ -174,15 +174,15 @@ def assert_twin_on_gpu(kind: str, shape: tuple[int, int, int, int], samples: int
     masks, dropped = start.masks(), start.dropped()
     wide = start.to(torch.float64)
     wanted_output = torch.stack([layer._product(wide.x, wide.weight, mask) for mask in masks])
-    wanted_by_x, wanted_squared = step_with(wide, masks)
+    wanted_grad_x, wanted_squared = step_with(wide, masks)
     first = None
     for _ in range(3):
         case = start.to("cuda")
         step = torch.tensor(STEP, device="cuda")
-        output, (by_x, squared) = case.forward(), case.backward(step)
+        output, (grad_x, squared) = case.forward(), case.backward(step)
         # bfloat16 has eight bits: 2^-9 for the weights, and as much again for what is stored.
         assert distance(output, wanted_output) < 4e-3
-        assert distance(by_x, wanted_by_x) < 6e-3
+        assert distance(grad_x, wanted_grad_x) < 6e-3
         for name in case.trained():
             roots = [getattr(one.update, name).sqrt() for one in (case, wide)]
             assert distance(*roots) < 1e-4, name
@@ -191,7 +191,7 @@ def assert_twin_on_gpu(kind: str, shape: tuple[int, int, int, int], samples: int
         if squared is not None:
             assert wanted_squared is not None
             assert distance(squared, wanted_squared) < 1e-5
-        found = [output, by_x, *case.trained().values()]
+        found = [output, grad_x, *case.trained().values()]
         first = found if first is None else first
         assert all(torch.equal(one, other) for one, other in zip(first, found, strict=True)), "the same every time"
 

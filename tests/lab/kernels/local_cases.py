@@ -31,7 +31,7 @@ class Case:
         def normal(*size: int) -> Tensor:
             return torch.randn(size, generator=generator).to(dtype)
 
-        self.x, self.by_moments = normal(stack, batch, width), normal(2, stack, batch, units)
+        self.x, self.grad_moments = normal(stack, batch, width), normal(2, stack, batch, units)
         self.weight, logit = normal(stack, units, width), 2 * normal(stack, units, width)
         logit[0, 0, 0] = 0.0
         alpha, beta = (normal(stack, units, width) for _ in range(2))
@@ -59,11 +59,11 @@ class Case:
 
         def moved(values: dict[str, Any]) -> dict[str, Tensor]:
             given = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-            chosen = {n: v[:, rows] if n == "by_moments" else v[rows] for n, v in given.items()}
+            chosen = {n: v[:, rows] if n == "grad_moments" else v[rows] for n, v in given.items()}
             return {n: v.to(*where).clone() for n, v in chosen.items()}
 
         other = object.__new__(Case)
-        for name, value in moved({name: getattr(self, name) for name in ("x", "by_moments", "weight")}).items():
+        for name, value in moved({name: getattr(self, name) for name in ("x", "grad_moments", "weight")}).items():
             setattr(other, name, value)
         other.gate = replace(self.gate, **moved(vars(self.gate)))
         other.update = replace(self.update, **moved(vars(self.update)))
@@ -71,7 +71,7 @@ class Case:
 
     def exact(self) -> Case:
         """The same with numbers that bfloat16 holds, and their products too: no operand is rounded."""
-        for name in ("x", "by_moments", "weight"):
+        for name in ("x", "grad_moments", "weight"):
             setattr(self, name, (4 * getattr(self, name)).round().clamp(-15, 15) / 4)
         logit = self.gate.logit
         self.gate = replace(self.gate, logit=torch.where(logit < -1, -40.0, torch.where(logit > 1, 40.0, 0.0)))
@@ -81,7 +81,7 @@ class Case:
         return local.gate_moments(self.x, self.weight, self.gate)
 
     def backward(self) -> Tensor:
-        return local.gate_moments_backward_(self.x, self.by_moments, self.weight, self.gate, self.update)
+        return local.gate_moments_backward_(self.x, self.grad_moments, self.weight, self.gate, self.update)
 
 
 @contextmanager
@@ -103,8 +103,8 @@ def poisoned(place: Any = lambda value: value) -> Iterator[None]:
 def on_gpu(kind: str, shape: Shape) -> Case:
     case = Case(kind, shape).to("cuda")
     case.x = case.x.bfloat16()
-    case.by_moments = (case.by_moments / shape[1]).bfloat16().float()
-    assert layer.usable(case.x, case.weight, case.gate, case.update)
+    case.grad_moments = (case.grad_moments / shape[1]).bfloat16().float()
+    assert layer.supported(case.x, case.weight, case.gate, case.update)
     return case
 
 
@@ -113,17 +113,17 @@ def assert_twin_on_gpu(kind: str, shape: Shape) -> None:
     start, first = on_gpu(kind, shape), None
     wide = start.to(torch.float64)
     wide.x = start.x  # so that the twin rounds the same operands
-    wanted, wanted_by_x = wide.forward(), wide.backward()
+    wanted, wanted_grad_x = wide.forward(), wide.backward()
     for _ in range(3):
         case = start.to("cuda")
         with poisoned():
-            moments, by_x = case.forward(), case.backward()
+            moments, grad_x = case.forward(), case.backward()
         for one, other in zip(moments, wanted, strict=True):
             assert distance(one, other) < 5e-4
-        assert distance(by_x, wanted_by_x) < 2e-3  # one place of bfloat16 here and there
+        assert distance(grad_x, wanted_grad_x) < 2e-3  # one place of bfloat16 here and there
         for name in case.trained():
             roots = [getattr(one.update, name).sqrt() for one in (case, wide)]
             assert distance(*roots) < 1e-4, name
-        found = [moments, by_x, *case.trained().values()]
+        found = [moments, grad_x, *case.trained().values()]
         first = found if first is None else first
         assert all(torch.equal(one, other) for one, other in zip(first, found, strict=True)), "the same every time"

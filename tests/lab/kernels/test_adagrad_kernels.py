@@ -75,7 +75,7 @@ def test_nothing_to_train_is_no_step() -> None:
 
 
 def test_the_cpu_never_takes_the_kernel() -> None:
-    assert not adagrad.usable(torch.zeros(3))
+    assert not adagrad.supported(torch.zeros(3))
 
 
 # ---------------------------------------------------------------------------------------------- on a GPU

@@ -29,7 +29,7 @@ def test_the_twins_are_the_formulas(shape: tuple[int, int, int, int]) -> None:
 
 
 def test_the_cpu_never_takes_a_kernel() -> None:
-    assert not baseline.usable(torch.zeros(1))
+    assert not baseline.supported(torch.zeros(1))
 
 
 INTERPRETED = """
@@ -38,7 +38,7 @@ from baseline_cases import SHAPES, make
 from dropconnectpp.lab.kernels import baseline
 
 def run(shape, kernels, rows=slice(None)):
-    baseline.usable = lambda *_: kernels
+    baseline.supported = lambda *_: kernels
     moments, rewards, squared = make(shape)
     moments, rewards = moments[:, rows].contiguous(), rewards[:, rows].contiguous()
     weighed = baseline.weigh(rewards, moments)
@@ -69,7 +69,7 @@ def test_the_baseline_on_a_gpu_is_its_twin(shape: tuple[int, int, int, int]) -> 
     first = None
     for _ in range(3):
         own, given = moments.cuda(), rewards.cuda()
-        assert baseline.usable(own, given)
+        assert baseline.supported(own, given)
         weighed = baseline.weigh(given, own)
         torch.testing.assert_close(weighed.cpu().double(), wanted, rtol=1e-5, atol=1e-7)
         baseline.fold_in_(own, given, [piece.cuda() for piece in squared], 0.9)

@@ -41,7 +41,7 @@ def scores(count, block):
     room, partial = torch.full((5, count), 77.0), torch.full((3, programs), 77.0)
     score_kernel[(programs, 3)](
         logit, mask.view(torch.uint8), coefficient, kl_scale, room[1:], partial, count, programs,
-        *polynomials.SLOPE_POLYNOMIAL[torch.float32], BLOCK=block,
+        polynomials.SLOPE_POLYNOMIAL[torch.float32], BLOCK=block,
     )
     gradient, squared = dense.score_pass(logit.double(), mask, coefficient.double(), kl_scale.double())
     assert torch.allclose(room[1:4].double(), gradient, rtol=1e-5, atol=1e-6), (count, block)
@@ -62,7 +62,7 @@ def test_the_interpreted_kernels_are_their_twins(run_interpreted: Callable[..., 
 
 
 def test_the_cpu_never_takes_a_kernel() -> None:
-    assert not dense.usable(torch.zeros(3))
+    assert not dense.supported(torch.zeros(3))
     keep = torch.full((2, 5), 0.5)
     replicas = torch.tensor([0, 1])
     assert torch.equal(dense.draw_masks(STREAM, keep, replicas, 3), STREAM.bernoulli(keep, replicas, 3))

@@ -25,11 +25,16 @@ from dropconnectpp.ops import gated_weight
 def expected(case: Case) -> dict[str, Tensor]:
     """What the library's own functions and autograd make of it."""
     own, gate = case.head, case.head.gate
-    leaves = {"by_sums": case.sums, "by_bias": own.bias, "by_weight": own.weight, "by_output_bias": own.output_bias}
+    leaves = {
+        "grad_sums": case.sums,
+        "grad_bias": own.bias,
+        "grad_weight": own.weight,
+        "grad_output_bias": own.output_bias,
+    }
     if isinstance(gate, LearnedGate):
-        leaves["by_logit"] = gate.logit
+        leaves["grad_logit"] = gate.logit
     leaves = {name: value.clone().requires_grad_() for name, value in leaves.items()}
-    sums, bias, logit = leaves["by_sums"], leaves["by_bias"], leaves.get("by_logit")
+    sums, bias, logit = leaves["grad_sums"], leaves["grad_bias"], leaves.get("grad_logit")
     rewards = []
     for sample in range(own.samples):
         if isinstance(gate, LocalGate):
@@ -54,7 +59,7 @@ def expected(case: Case) -> dict[str, Tensor]:
         if own.units is not None:
             keep = own.units.keep[:, None, None]
             hidden = hidden * UNITS.bernoulli(keep.expand_as(hidden), case.replicas, STEP, sample) / keep
-        logits = linear(hidden, leaves["by_weight"], leaves["by_output_bias"])
+        logits = linear(hidden, leaves["grad_weight"], leaves["grad_output_bias"])
         rewards.append(log_likelihoods(logits, own.labels).mean(1))
     loss = -torch.stack(rewards).mean(0).sum()
     if not isinstance(gate, OpenGate):
@@ -88,7 +93,7 @@ def test_a_network_that_diverged_shows() -> None:
 def test_the_cpu_and_many_classes_never_take_a_kernel() -> None:
     for classes in (2, head.MOST_CLASSES + 1):
         case = Case("open", (1, 2, 3, classes))
-        assert not head.usable(case.sums, case.head)
+        assert not head.supported(case.sums, case.head)
 
 
 def test_units_are_kept_by_the_stream_of_dropout() -> None:
@@ -98,8 +103,8 @@ def test_units_are_kept_by_the_stream_of_dropout() -> None:
     assert case.head.units is not None
     keep = case.head.units.keep[:, None, None].expand_as(case.sums[0])
     kept = draw_masks(UNITS, keep, case.replicas, STEP)
-    assert torch.equal(found.by_sums[0] != 0, kept)
-    assert (head.there_and_back(case.sums, plain, case.replicas, STEP).by_sums != 0).all()
+    assert torch.equal(found.grad_sums[0] != 0, kept)
+    assert (head.forward_backward(case.sums, plain, case.replicas, STEP).grad_sums != 0).all()
 
 
 # ------------------------------------------------------------------------------------------ the interpreter
@@ -119,7 +124,7 @@ def poisoned(*size, **options):
     return inner.fill_(float("nan"))
 
 def run(case, kernels, step=STEP):
-    head.usable = lambda *_: kernels
+    head.supported = lambda *_: kernels
     torch.empty = poisoned if kernels else plain
     try:
         return tensors(case.run(step))
@@ -134,19 +139,19 @@ def check(kind, samples, shape):
     wanted = run(case, False)
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
-        assert found[name].dtype == (torch.bfloat16 if name == "by_sums" else torch.float32), name
+        assert found[name].dtype == (torch.bfloat16 if name == "grad_sums" else torch.float32), name
         # What goes back to the sums has bfloat16's eight bits; the interpreter rounds to them towards zero.
-        rounding = 1e-2 if name == "by_sums" else 1e-4
-        slope = 1.0
-        if name == "by_logit":  # however small it makes the gradient
-            slope = torch.sigmoid(case.head.gate.logit) * torch.sigmoid(-case.head.gate.logit)
-        near = torch.allclose(found[name].float() / slope, value / slope, rtol=rounding, atol=2e-6)
+        rounding = 1e-2 if name == "grad_sums" else 1e-4
+        chain = 1.0
+        if name == "grad_logit":  # however small it makes the gradient
+            chain = torch.sigmoid(case.head.gate.logit) * torch.sigmoid(-case.head.gate.logit)
+        near = torch.allclose(found[name].float() / chain, value / chain, rtol=rounding, atol=2e-6)
         assert near, (kind, samples, shape, name)
     if shape[0] > 1:
         alone = run(case.to(rows=slice(1, 2)), True)
         rooms.clear()
         for name, value in alone.items():
-            row = found[name][:, 1:2] if name in ("rewards", "by_sums") else found[name][1:2]
+            row = found[name][:, 1:2] if name in ("rewards", "grad_sums") else found[name][1:2]
             assert torch.equal(value, row), (kind, samples, shape, name)
 
 head.BLOCK = 16
@@ -198,7 +203,7 @@ def test_masks_in_float64_are_those_in_float32(kind: str, samples: int, shape: t
 @pytest.mark.parametrize(("kind", "samples"), SAMPLED)
 def test_the_head_on_a_gpu_is_its_twin(kind: str, samples: int, shape: tuple[int, int, int, int]) -> None:
     start = Case(kind, shape, samples=samples).to("cuda")
-    assert head.usable(start.sums, start.head)
+    assert head.supported(start.sums, start.head)
     wanted, first = tensors(widened(start).run()), None
     for _ in range(3):
         found = tensors(start.run(torch.tensor(STEP, device="cuda")))
@@ -206,7 +211,7 @@ def test_the_head_on_a_gpu_is_its_twin(kind: str, samples: int, shape: tuple[int
         # Noise of float32 may throw a sum to the other side of zero, which moves the sums over the batch.
         rounding = 5e-3 if "local" in kind else 1e-4
         for name, value in wanted.items():
-            assert distance(found[name], value) < (5e-3 if name == "by_sums" else rounding), name
+            assert distance(found[name], value) < (5e-3 if name == "grad_sums" else rounding), name
         first = found if first is None else first
         assert all(torch.equal(first[name], value) for name, value in found.items()), "the same every time"
 
@@ -220,7 +225,7 @@ def test_a_network_that_diverged_shows_on_a_gpu(value: float, shape: tuple[int, 
         (case.sums[0, 1, 5] if where == "sums" else case.head.output_bias[1])[2] = value
         found = case.to("cuda").run()
         assert found.rewards[0].isfinite().tolist() == [True, False, True], where
-        assert found.by_weight.isfinite().flatten(1).all(1).tolist() == [True, False, True], where
+        assert found.grad_weight.isfinite().flatten(1).all(1).tolist() == [True, False, True], where
 
 
 @pytest.mark.gpu
@@ -230,5 +235,5 @@ def test_a_replica_on_a_gpu_does_not_know_of_the_others(kind: str, samples: int)
     for _ in range(3):
         together, alone = tensors(start.run()), tensors(start.to("cuda", rows=slice(3, 4)).run())
         for name, value in alone.items():
-            row = together[name][:, 3:4] if name in ("rewards", "by_sums") else together[name][3:4]
+            row = together[name][:, 3:4] if name in ("rewards", "grad_sums") else together[name][3:4]
             assert torch.equal(value, row), name

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
-import importlib.util
 import inspect
 import json
 import threading
@@ -47,12 +45,13 @@ def test_the_defaults_are_those_of_the_h200() -> None:
     }
 
 
-FORWARD = {"LENGTH": 512, "BLOCK_B": 128, "BLOCK_O": 64, "BLOCK_I": 64, "num_warps": 8, "num_stages": 2, "maxnreg": 128}
-MANY = {"LENGTH": 512, "BLOCK_B": 128, "BLOCK_O": 64, "BLOCK_I": 32, "num_warps": 4, "num_stages": 3}
-BACKWARD = {"BLOCK_B": 128, "BLOCK_O": 64, "BLOCK_I": 64, "num_warps": 8, "num_stages": 1, "maxnreg": 128}
-CROWDED, LOCAL_CROWDED = {**BACKWARD, "BLOCK_I": 32}, {**BACKWARD, "BLOCK_I": 16}
+TILE = {"TILE.batch": 128, "TILE.units": 64, "TILE.inputs": 64}
+FORWARD = {"LENGTH": 512, **TILE, "num_warps": 8, "num_stages": 2, "maxnreg": 128}
+MANY = {"LENGTH": 512, **TILE, "TILE.inputs": 32, "num_warps": 4, "num_stages": 3}
+BACKWARD = {**TILE, "num_warps": 8, "num_stages": 1, "maxnreg": 128}
+CROWDED, LOCAL_CROWDED = {**BACKWARD, "TILE.inputs": 32}, {**BACKWARD, "TILE.inputs": 16}
 GATES, GATES_LEARNED = {"BLOCK": 1024, "num_warps": 4}, {"BLOCK": 512, "num_warps": 4}
-LOCAL_FORWARD = {**FORWARD, "BLOCK_I": 32, "num_stages": 3}
+LOCAL_FORWARD = {**FORWARD, "TILE.inputs": 32, "num_stages": 3}
 
 
 @pytest.mark.triton
@@ -71,8 +70,12 @@ LOCAL_FORWARD = {**FORWARD, "BLOCK_I": 32, "num_stages": 3}
 )
 def test_kernels_are_launched_as_on_the_h200(name: str, few: list[Any], many: list[Any]) -> None:
     for units, wanted in ((64, few), (65, many)):
-        for (_, _, options), one in zip(cards.launches_of_a_step(name, units), wanted, strict=True):
-            assert {key: value for key, value in options.items() if key in FORWARD or key == "BLOCK"} == one
+        for launch, one in zip(cards.launches_of_a_step(name, units), wanted, strict=True):
+            found = cards.settings(launch)
+            assert {key: value for key, value in found.items() if key in FORWARD or key == "BLOCK"} == one
+
+
+BLOCKS = {"block": "BLOCK", "block_b": "TILE.batch", "block_o": "TILE.units", "block_i": "TILE.inputs"}
 
 
 @pytest.mark.triton
@@ -80,9 +83,10 @@ def test_every_kernel_is_launched_as_the_launches_in_force_say() -> None:
     for group in candidates.GROUPS:
         for launch in group.candidates:
             with launch_config.using(replace(DEFAULTS, **{group.name: launch})):
-                for options in (found for work in group.work for _, _, found in cards.launches_of_work(work)):
+                for one in (found for work in group.work for found in cards.launches_of_work(work)):
+                    options = cards.settings(one)
                     told = {name: options.get(name) for name in launch_config.OPTIONS if hasattr(launch, name)}
-                    blocks = {name: options[name.upper()] for name in vars(launch) if name.startswith("block")}
+                    blocks = {name: options[place] for name, place in BLOCKS.items() if hasattr(launch, name)}
                     split = {"split": options["LENGTH"]} if isinstance(launch, Forward) else {}
                     assert {**told, **blocks, **split} == vars(launch)
 
@@ -118,7 +122,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.delenv(launch_config.VARIABLE, raising=False)
     monkeypatch.setattr(launch_config, "card", lambda device: HERE)
-    monkeypatch.setattr(launch_config, "compiled", lambda name: "kernels")
+    monkeypatch.setattr(launch_config, "has_triton", lambda: True)
     launch_config._of_card.cache_clear()
     yield tmp_path / "dropconnectpp" / "launches" / "Card-of-the-tests-triton-9.9.json"
     launch_config._of_card.cache_clear()
@@ -147,7 +151,7 @@ def test_a_file_is_read_once_a_process(file: Path) -> None:
 
 def test_a_machine_without_triton_asks_for_no_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launch_config.write(file, OTHER, HERE)
-    monkeypatch.setattr(launch_config, "compiled", lambda name: None)
+    monkeypatch.setattr(launch_config, "has_triton", lambda: False)
     assert launch_config.of(GPU) is DEFAULTS
 
 
@@ -216,13 +220,14 @@ def test_the_name_of_a_file_does_not_depend_on_the_kernels(monkeypatch: pytest.M
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("module", launch_config.TUNED)
+@pytest.mark.parametrize("place", range(4))
 def test_the_kernels_have_a_digest_that_moves_with_each_of_their_sources(
-    module: str, monkeypatch: pytest.MonkeyPatch
+    place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, source = launch_config.kernels(), inspect.getsource
     assert len(now) == 8
-    edited = importlib.import_module(module)
+    assert len(launch_config.sources()) == 4
+    edited = launch_config.sources()[place]
     monkeypatch.setattr(inspect, "getsource", lambda of: source(of) + ("\n" if of is edited else ""))
     assert launch_config.kernels.__wrapped__() != now
     monkeypatch.undo()
@@ -231,10 +236,11 @@ def test_the_kernels_have_a_digest_that_moves_with_each_of_their_sources(
 
 @pytest.mark.triton
 def test_all_that_the_tuned_kernels_import_from_this_package_is_in_the_digest() -> None:
-    for name in launch_config.TUNED:
-        lines = ast.walk(ast.parse(inspect.getsource(importlib.import_module(name))))
+    covered = {module.__name__ for module in launch_config.sources()}
+    for module in launch_config.sources():
+        lines = ast.walk(ast.parse(inspect.getsource(module)))
         imported = {line.module or "" for line in lines if isinstance(line, ast.ImportFrom)}
-        assert {one for one in imported if one.startswith("dropconnectpp")} <= set(launch_config.TUNED)
+        assert {one for one in imported if one.startswith("dropconnectpp")} <= covered
 
 
 def changed(**values: object) -> str:
@@ -360,5 +366,5 @@ def test_no_launch_depends_on_the_number_of_replicas(name: str, monkeypatch: pyt
     for replicas in (1, 2, 5):
         monkeypatch.setattr(cards, "REPLICAS", replicas)
         with launch_config.using(SMALL):
-            found.append([options for *_, options in cards.launches_of_a_step(name, 100)])
+            found.append([cards.settings(launch) for launch in cards.launches_of_a_step(name, 100)])
     assert found[0] == found[1] == found[2]

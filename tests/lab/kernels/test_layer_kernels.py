@@ -67,7 +67,7 @@ def expected_gradients(case: Case) -> dict[str, Tensor]:
             weight = gated_weight.masked(weight, mask)
         output.append(torch.bmm(x, weight.mT))
     torch.testing.assert_close(case.forward(), torch.stack(output).detach(), rtol=1e-12, atol=1e-12)
-    loss = loss + (torch.stack(output) * case.by_output).sum()
+    loss = loss + (torch.stack(output) * case.grad_output).sum()
     found = torch.autograd.grad(loss, [x, *leaves.values()])
     return dict(zip(["x", *leaves], found, strict=True))
 
@@ -79,8 +79,8 @@ def test_the_twins_are_autograd_and_adagrad(kind: str, samples: int, inside: boo
     case.update = replace(case.update, inside=inside)
     wanted, masks = expected_gradients(case), case.masks()
     before = {name: value.clone() for name, value in case.trained().items()}
-    by_x, squared = case.backward()
-    torch.testing.assert_close(by_x, wanted["x"], rtol=1e-12, atol=1e-12)
+    grad_x, squared = case.backward()
+    torch.testing.assert_close(grad_x, wanted["x"], rtol=1e-12, atol=1e-12)
     for name, value in case.trained().items():
         gradient = wanted[name]
         torch.testing.assert_close(getattr(case.update, name), gradient.square(), rtol=1e-9, atol=1e-12)
@@ -113,9 +113,9 @@ def test_gates_alone_learn_by_the_score_only() -> None:
 def test_priors_that_no_polynomial_follows_go_through_the_twin() -> None:
     case = Case("score", (2, 5, 3, 7), torch.float64)
     assert isinstance(case.gate, LearnedGate)
-    assert gates.known(case.gate)
+    assert gates.prior_supported(case.gate)
     case.gate = replace(case.gate, prior_alpha=2.0, prior_beta=0.1)
-    assert not gates.known(case.gate)
+    assert not gates.prior_supported(case.gate)
     wanted = expected_gradients(case)
     case.backward()
     assert case.update.logit is not None
@@ -124,7 +124,7 @@ def test_priors_that_no_polynomial_follows_go_through_the_twin() -> None:
 
 def test_the_cpu_never_takes_a_kernel() -> None:
     case = Case("score", (1, 2, 3, 4)).to(torch.float32)
-    assert not layer.usable(case.x.bfloat16(), case.weight, case.gate, case.update)
+    assert not layer.supported(case.x.bfloat16(), case.weight, case.gate, case.update)
 
 
 def test_a_twin_rounds_its_operands_to_the_precision_of_x() -> None:
@@ -203,7 +203,7 @@ def untouched():
     rooms.clear()
 
 def run(case, kernels, step=STEP):
-    layer.usable = gates.ready = lambda *_: kernels
+    layer.supported = gates.supported = lambda *_: kernels
     torch.empty = poisoned if kernels else plain
     try:
         return case.forward(), case.backward(step)
@@ -213,21 +213,21 @@ def run(case, kernels, step=STEP):
 def check(kind, shape, samples, inside, step):
     case = Case(kind, shape, samples=samples)
     # Operands that bfloat16 holds: the interpreter rounds to it towards zero.
-    case.weight, case.by_output = case.weight.bfloat16().float(), case.by_output.bfloat16().float()
+    case.weight, case.grad_output = case.weight.bfloat16().float(), case.grad_output.bfloat16().float()
     case.update = replace(case.update, inside=inside)
     wanted, found, alone = case.to(torch.float32), case.to(torch.float32), case.to(torch.float32, rows=slice(1, 2))
     for one in (wanted, found, alone):
         one.x = one.x.bfloat16()
     guard(found)
     dropped = case.dropped()
-    output, (by_x, squared) = run(found, True, step)
+    output, (grad_x, squared) = run(found, True, step)
     untouched()
-    twin_output, (twin_by_x, twin_squared) = run(wanted, False)
+    twin_output, (twin_grad_x, twin_squared) = run(wanted, False)
     where = kind, shape, samples, inside
-    assert output.dtype == torch.float32 and by_x.dtype == torch.bfloat16, where
-    # The order of a sum, and for by_x bfloat16's last place.
+    assert output.dtype == torch.float32 and grad_x.dtype == torch.bfloat16, where
+    # The order of a sum, and for grad_x bfloat16's last place.
     assert torch.allclose(output, twin_output, rtol=1e-5, atol=1e-5), where
-    assert torch.allclose(by_x.float(), twin_by_x.float(), rtol=1e-2, atol=1e-5), where
+    assert torch.allclose(grad_x.float(), twin_grad_x.float(), rtol=1e-2, atol=1e-5), where
     assert (squared is None) == (twin_squared is None)
     if squared is not None:
         assert torch.allclose(squared, twin_squared, rtol=1e-5), where
@@ -242,7 +242,7 @@ def check(kind, shape, samples, inside, step):
     if shape[0] > 1:
         row = run(alone, True, step)
         rooms.clear()
-        assert torch.equal(row[0], output[:, 1:2]) and torch.equal(row[1][0][0], by_x[1]), where
+        assert torch.equal(row[0], output[:, 1:2]) and torch.equal(row[1][0][0], grad_x[1]), where
         for name, value in alone.trained().items():
             assert torch.equal(value[0], found.trained()[name][1]), (*where, name)
 """
@@ -254,12 +254,12 @@ for kind in THROUGH:
         start = Case(kind, shape)
         found, wanted, alone = (start.to(torch.float32, rows=rows) for rows in (slice(None), slice(None), slice(0, 1)))
         guard(found)
-        gates.ready = lambda *_: True
+        gates.supported = lambda *_: True
         with using(SMALL):
             gate_steps(found)
             gate_steps(alone)
         untouched()
-        gates.ready = lambda *_: False
+        gates.supported = lambda *_: False
         gate_steps(wanted)
         for name, value in wanted.trained().items():
             if name == "weight":
@@ -302,15 +302,15 @@ import triton.language as tl
 from dropconnectpp.lab.kernels.gates_triton import polygammas, softplus
 
 @triton.jit
-def kernel(x_ptr, digamma_ptr, trigamma_ptr, softplus_ptr, slope_ptr, COUNT: tl.constexpr):
+def kernel(x_ptr, digamma_ptr, trigamma_ptr, softplus_ptr, sigmoid_ptr, COUNT: tl.constexpr):
     places = tl.arange(0, COUNT)
     x = tl.load(x_ptr + places)
     digamma, trigamma = polygammas(tl.exp(x))
     tl.store(digamma_ptr + places, digamma)
     tl.store(trigamma_ptr + places, trigamma)
-    value, slope = softplus(2.0 * x)
+    value, gradient = softplus(2.0 * x)
     tl.store(softplus_ptr + places, value)
-    tl.store(slope_ptr + places, slope)
+    tl.store(sigmoid_ptr + places, gradient)
 
 x = torch.linspace(-16.0, 16.0, 4096)
 found = torch.full((4, 4096), 77.0)
@@ -323,7 +323,7 @@ torch.testing.assert_close(found[3].double(), torch.sigmoid(2.0 * x.double()), r
 print("all well")
 """
 
-SLOPES = """
+PRIORS = """
 import torch
 import triton
 import triton.language as tl
@@ -332,14 +332,14 @@ from dropconnectpp import functional
 from dropconnectpp.ops.gpu_triton import prior_slope, tanh_of_half
 
 @triton.jit
-def kernel(logit_ptr, slope_ptr, even, odd, COUNT: tl.constexpr):
+def kernel(logit_ptr, gradient_ptr, even, odd, COUNT: tl.constexpr):
     places = tl.arange(0, COUNT)
     logit = tl.load(logit_ptr + places)
     size = tl.abs(logit)
     decay = tl.exp(-size)
     large = 1.0 / (1.0 + decay)
-    slope = prior_slope(logit, decay * large, large, tanh_of_half(size, decay, large), even, odd)
-    tl.store(slope_ptr + places, slope)
+    gradient = prior_slope(logit, decay * large, large, tanh_of_half(size, decay, large), even, odd)
+    tl.store(gradient_ptr + places, gradient)
 
 logit = torch.linspace(-20.0, 20.0, 4096)
 for prior in ((2.0, 0.7), (0.6, 20.0), (30.0, 5.0), (1.0, 1.0)):
@@ -354,8 +354,8 @@ print("all well")
 @pytest.mark.triton
 @pytest.mark.parametrize(
     "source",
-    [SMALL_TILES, CANDIDATES, GIVEN, POLYGAMMAS, SLOPES],
-    ids=["small tiles", "candidates", "given gradients", "polygammas", "slopes"],
+    [SMALL_TILES, CANDIDATES, GIVEN, POLYGAMMAS, PRIORS],
+    ids=["small tiles", "candidates", "given gradients", "polygammas", "priors"],
 )
 def test_the_interpreted_kernels_are_their_twins(source: str, run_interpreted: Callable[..., None]) -> None:
     run_interpreted(source)
@@ -433,7 +433,7 @@ def test_masks_on_a_gpu_are_the_streams(width: int) -> None:
         start = on_gpu(kind, (3, width, 64, width), samples)
         # One example for each input, so that a gated product is a mask, and a masked gradient too: here how many keep.
         start.x = torch.eye(width, device="cuda", dtype=torch.bfloat16).expand(3, width, width).contiguous()
-        start.weight, start.by_output = torch.ones_like(start.weight), torch.ones_like(start.by_output)
+        start.weight, start.grad_output = torch.ones_like(start.weight), torch.ones_like(start.grad_output)
         masks = torch.stack([mask for mask in start.masks() if mask is not None]).float()
         for _ in range(3):
             case = start.to("cuda")

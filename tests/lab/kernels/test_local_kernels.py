@@ -15,9 +15,11 @@ from torch import Tensor
 
 from dropconnectpp import functional
 from dropconnectpp.errors import ArgumentError
-from dropconnectpp.lab.config.protocol import Architecture, Method
+from dropconnectpp.lab.config.method import Method
+from dropconnectpp.lab.config.protocol import Architecture
 from dropconnectpp.lab.kernels.local import LocalGate
-from dropconnectpp.lab.replicas.stack import Stack, Unit
+from dropconnectpp.lab.replicas.network import Unit
+from dropconnectpp.lab.replicas.stack import Stack
 
 # ------------------------------------------------------------------------------------------- the twins
 
@@ -37,7 +39,7 @@ def expected_gradients(case: Case) -> dict[str, Tensor]:
     mean, variance = functional.gaussian_gate_moments(logit, leaves["weight"])
     moments = torch.stack([x @ mean.mT, x.square() @ variance.mT])
     torch.testing.assert_close(case.forward(), moments.detach(), rtol=1e-12, atol=1e-12)
-    found = torch.autograd.grad(loss + (moments * case.by_moments).sum(), [x, *leaves.values()])
+    found = torch.autograd.grad(loss + (moments * case.grad_moments).sum(), [x, *leaves.values()])
     return dict(zip(["x", *leaves], found, strict=True))
 
 
@@ -59,7 +61,7 @@ def test_the_twins_are_autograd_and_adagrad(kind: str, inside: bool) -> None:
 def test_a_gate_near_one_half_keeps_its_digits() -> None:
     case = Case("uniform", (1, 4, 2, 3), torch.float64)
     case.gate = replace(case.gate, logit=case.gate.logit * 1e-6, kl_scale=torch.zeros(1).double())
-    case.by_moments[0] = 0.0  # the variance alone: its slope by the logit is next to nothing, and is 1 - 2 pi~
+    case.grad_moments[0] = 0.0  # the variance alone: its slope by the logit is next to nothing, and is 1 - 2 pi~
     narrow = case.to(torch.float32)
     for one in (case, narrow):
         one.backward()
@@ -121,7 +123,7 @@ def guard(case):
     case.gate, case.update = replace(case.gate, **values), replace(case.update, **sums)
 
 def run(case, kernels):
-    local.usable = lambda *_: kernels
+    local.supported = lambda *_: kernels
     if not kernels:
         return case.forward(), case.backward()
     with poisoned(guarded):
@@ -139,15 +141,15 @@ def check(kind, shape, inside, exact):
     for one in (wanted, found, alone):
         one.x = one.x.bfloat16()
     guard(found)
-    moments, by_x = run(found, True)
+    moments, grad_x = run(found, True)
     assert all((room[:GUARD] == 77.0).all() and (room[-GUARD:] == 77.0).all() for room in rooms)
-    twin_moments, twin_by_x = run(wanted, False)
+    twin_moments, twin_grad_x = run(wanted, False)
     where = kind, shape, inside, exact
-    assert moments.dtype == torch.float32 and by_x.dtype == torch.bfloat16, where
+    assert moments.dtype == torch.float32 and grad_x.dtype == torch.bfloat16, where
     if exact:
         assert torch.allclose(moments, twin_moments, rtol=1e-5, atol=1e-5), where
-        assert torch.allclose(by_x.float(), twin_by_x.float(), rtol=1e-2, atol=1e-5), where
-    for one, twin in zip((*moments, by_x), (*twin_moments, twin_by_x), strict=True):
+        assert torch.allclose(grad_x.float(), twin_grad_x.float(), rtol=1e-2, atol=1e-5), where
+    for one, twin in zip((*moments, grad_x), (*twin_moments, twin_grad_x), strict=True):
         assert distance(one, twin) < 1.2e-2, where
     for name, value in found.trained().items():
         roots, twins = getattr(found.update, name).sqrt(), getattr(wanted.update, name).sqrt()
@@ -155,8 +157,8 @@ def check(kind, shape, inside, exact):
         away = twins > 1e-2  # a first step is the gradient's sign: nearly free where the gradient vanishes
         assert torch.allclose(value[away], wanted.trained()[name][away], rtol=1e-4, atol=1e-4), (*where, name)
     if shape[0] > 1:
-        row_moments, row_by_x = run(alone, True)
-        assert torch.equal(row_moments, moments[:, 1:2]) and torch.equal(row_by_x[0], by_x[1]), where
+        row_moments, row_grad_x = run(alone, True)
+        assert torch.equal(row_moments, moments[:, 1:2]) and torch.equal(row_grad_x[0], grad_x[1]), where
         for name, value in alone.trained().items():
             assert torch.equal(value[0], found.trained()[name][1]), (*where, name)
     rooms.clear()

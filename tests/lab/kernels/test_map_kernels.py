@@ -40,16 +40,16 @@ def pool(batch, channels, height, width, size, stride, block):
     assert (y[[0, -1]] == 77.0).all() and (where[[0, -1]] == 99).all()
     gradient = torch.randint(-3, 4, wanted.shape).float().contiguous(memory_format=LAST)
     gradient[wanted.isnan()] = 0.0
-    by_x, by_bias = torch.autograd.grad(wanted, [leaf, bias_leaf], gradient)
+    grad_x, grad_bias = torch.autograd.grad(wanted, [leaf, bias_leaf], gradient)
     pixels = batch * height * width
     back = torch.full((pixels + 2, channels), 77.0)
     pool_backward_kernel[(pixels, -(-channels // block))](
         gradient, where[1:], back[1:], height, width, rows, columns, channels, SIZE=size, STRIDE=stride, BLOCK=block
     )
-    assert torch.equal(back[1:-1].view(batch, height, width, channels).permute(0, 3, 1, 2), by_x)
+    assert torch.equal(back[1:-1].view(batch, height, width, channels).permute(0, 3, 1, 2), grad_x)
     assert (back[[0, -1]] == 77.0).all()
     on = where[1:-1].view(batch, rows, columns, channels).permute(0, 3, 1, 2) != 255
-    assert torch.equal((gradient * on).sum((0, 2, 3)), by_bias)
+    assert torch.equal((gradient * on).sum((0, 2, 3)), grad_bias)
 
 def windows(batch, replicas, per, side, padding, height, width, block):
     x = torch.randn(batch, replicas * per, height, width).contiguous(memory_format=LAST)
@@ -119,9 +119,9 @@ def test_pooling_on_a_gpu_is_its_twin(batch: int, channels: int, side: int) -> N
         leaves = [x.cuda().requires_grad_(), bias.cuda().requires_grad_()]
         found = maps.pool_activation(*leaves, 3, 2, True)
         assert torch.equal(found.float().cpu(), wanted)
-        by_x, by_bias = torch.autograd.grad(found, leaves, gradient.cuda().bfloat16())
-        assert torch.equal(by_x.float().cpu(), expected[0])
-        assert torch.equal(by_bias.cpu(), expected[1])
+        grad_x, grad_bias = torch.autograd.grad(found, leaves, gradient.cuda().bfloat16())
+        assert torch.equal(grad_x.float().cpu(), expected[0])
+        assert torch.equal(grad_bias.cpu(), expected[1])
 
 
 @pytest.mark.gpu

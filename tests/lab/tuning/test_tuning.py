@@ -19,7 +19,7 @@ from torch import Tensor
 from dropconnectpp.lab import device as devices
 from dropconnectpp.lab.cli import tune as tune_commands
 from dropconnectpp.lab.config.settings import ProtocolError
-from dropconnectpp.lab.kernels import compiled, gates, launch_config, layer, local
+from dropconnectpp.lab.kernels import gates, launch_config, layer, local, support
 from dropconnectpp.lab.kernels.launch_config import DEFAULTS, Launch, Walk
 from dropconnectpp.lab.tuning import tuning
 from dropconnectpp.lab.tuning.candidates import GROUPS, Group, Work
@@ -225,9 +225,7 @@ def as_kernel(
     public |= {"_moments_by_kernel": "gate_moments"}
     default = "gate_moments_backward_" if module is local else "gated_product_backward_"
     twin, running = getattr(module, public.get(name, default)), []
-    for ready in ("usable", "ready"):
-        if hasattr(module, ready):
-            monkeypatch.setattr(module, ready, lambda *_: not running)
+    monkeypatch.setattr(module, "supported", lambda *_: not running)
 
     def kernel(*arguments: Any) -> Tensor:
         running.append(True)
@@ -340,8 +338,8 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(devices, "choose", lambda name: torch.device("cuda", 0))
     monkeypatch.setattr(devices, "describe", lambda device: HERE["card"])
     monkeypatch.setattr(devices, "tensor_cores", lambda device: True)
-    monkeypatch.setattr(compiled, "compiled", lambda name: "kernels")
-    monkeypatch.setattr(launch_config, "compiled", lambda name: "kernels")
+    monkeypatch.setattr(support, "has_triton", lambda: True)
+    monkeypatch.setattr(launch_config, "has_triton", lambda: True)
     monkeypatch.setattr(launch_config, "card", lambda device: HERE)
     monkeypatch.setattr(tuning, "replicas_that_fit", lambda device: 50)
     monkeypatch.setattr(tuning, "Bench", lambda group, **_: Fake(ALL, ALL, problems={WIDE: WRONG, SHORT: "unfit"}))
@@ -634,7 +632,7 @@ def test_a_cpu_has_nothing_to_tune(dcpp: Dcpp) -> None:
 def test_without_triton_or_bf16_there_is_nothing_to_tune(dcpp: Dcpp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "tensor_cores", lambda device: False)
     assert "There is nothing to tune." in dcpp("tune")[2]
-    monkeypatch.setattr(compiled, "compiled", lambda name: None)
+    monkeypatch.setattr(support, "has_triton", lambda: False)
     code, _, err = dcpp("tune")
     assert (code, err.strip()) == (1, "Error: dcpp tune needs Triton. Install it with: pip install triton")
 

@@ -1,6 +1,6 @@
 """Adagrad for everything that a stack of replicas trains: one launch on a GPU with Triton.
 
-Elsewhere, and for what the kernel does not cover, the twin runs, tensor after tensor, with the same result to
+Elsewhere, and for what the kernel does not support, the twin runs, tensor after tensor, with the same result to
 rounding. Shapes: R replicas along the first axis; R may differ from tensor to tensor.
 """
 
@@ -10,16 +10,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dropconnectpp.lab.kernels.compiled import as_kernels_take, compiled
+from dropconnectpp.lab.kernels.support import supported
 
 BLOCK = 1024
 MOST = 16
-"""Tensors of one launch: the kernel has a branch for each."""
-
-
-def usable(*tensors: Tensor) -> bool:
-    """Whether a tensor's value, gradient, sum and step sizes can go through the kernel."""
-    return as_kernels_take("adagrad", *tensors)
+"""The most tensors of one launch: the kernel has a branch for each."""
 
 
 def adagrad_all_(
@@ -42,7 +37,7 @@ def adagrad_all_(
     together = []
     for value, given, total, steps in zip(values, gradients, sums, sizes, strict=True):
         gradient = given.contiguous() if given.is_cuda else given  # a filter's may be permuted
-        if usable(value, gradient, total, steps):
+        if supported(value, gradient, total, steps):
             together.append((value, gradient, total, steps))
         else:
             _one(value, gradient, total, steps, epsilon, inside)
@@ -58,10 +53,12 @@ def _one(value: Tensor, gradient: Tensor, total: Tensor, steps: Tensor, epsilon:
 
 
 def _launch(together: list[tuple[Tensor, Tensor, Tensor, Tensor]], epsilon: float, inside: bool) -> None:
+    from dropconnectpp.lab.kernels.adagrad_triton import adagrad_kernel
+
     values, gradients, sums, sizes = zip(*together, strict=True)
     rows = tuple(len(value) for value in values)
     counts = tuple(value[0].numel() for value in values)
     grid = (sum(-(-count // BLOCK) for count in counts), max(rows))
-    compiled("adagrad").adagrad_kernel[grid](
+    adagrad_kernel[grid](
         values, gradients, sums, sizes, rows, counts, epsilon, NUMBER=len(values), INSIDE=inside, BLOCK=BLOCK
     )

@@ -1,6 +1,7 @@
-"""The running baseline of a stack's score estimators: rewards weighed by it, and folded into it, one launch each.
+"""The running baseline of a stack's score estimators: to weigh rewards by it and to fold them into it, a launch each.
 
-Elsewhere than on a GPU with Triton the twins run, the estimators' own functions, with the same result to rounding.
+Elsewhere than on a GPU with Triton the twins run, which are the estimators' own functions, with the same result to
+rounding.
 Shapes: L samples, R replicas; moments are (2, R).
 """
 
@@ -12,31 +13,28 @@ import torch
 from torch import Tensor
 
 from dropconnectpp.estimators import running_coefficient, update_moments
-from dropconnectpp.lab.kernels.compiled import as_kernels_take, compiled
+from dropconnectpp.lab.kernels.support import supported
 
 BLOCK = 1024
 """Partial sums that a program adds up at a time."""
 
 
-def usable(*tensors: Tensor) -> bool:
-    """Whether the kernels can run."""
-    return as_kernels_take("baseline", *tensors)
-
-
 @torch.no_grad()
 def weigh(rewards: Tensor, moments: Tensor) -> Tensor:
-    """What weighs each sample's score: (reward - varpi) / L, (L, R), Eq. (10) with moments of earlier minibatches."""
+    """The weight of each sample's score: (reward - varpi) / L, (L, R), Eq. (10) with moments of earlier minibatches."""
     samples, stack = rewards.shape
-    if not usable(rewards, moments):
+    if not supported(rewards, moments):
         return running_coefficient(rewards, moments) / samples
+    from dropconnectpp.lab.kernels.baseline_triton import weigh_kernel
+
     found = torch.empty_like(rewards)
-    compiled("baseline").weigh_kernel[(stack, samples)](rewards, moments, found)
+    weigh_kernel[(stack, samples)](rewards, moments, found)
     return found
 
 
 @torch.no_grad()
 def fold_in_(moments: Tensor, rewards: Tensor, squared: Sequence[Tensor], decay: float) -> None:
-    """Rewards (L, R) and sums of squared scores into the moments, in place: a CUDA graph replays on the same memory.
+    """Fold rewards (L, R) and squared scores into the moments, in place: a CUDA graph replays on the same memory.
 
     ``squared`` are pieces (L, R, any number) whose sum over the last axis and over the pieces counts.
 
@@ -46,8 +44,10 @@ def fold_in_(moments: Tensor, rewards: Tensor, squared: Sequence[Tensor], decay:
     tensor([[-4.],
             [ 2.]])
     """
-    if len(squared) == 2 and usable(moments, rewards, *squared):
-        compiled("baseline").fold_kernel[(len(moments[0]),)](
+    if len(squared) == 2 and supported(moments, rewards, *squared):
+        from dropconnectpp.lab.kernels.baseline_triton import fold_kernel
+
+        fold_kernel[(len(moments[0]),)](
             moments,
             rewards,
             *squared,

@@ -811,7 +811,7 @@ extern "C" __global__ void arrange(const float* filters, u32* fragments, int cou
 
 #ifdef REDUCE
 // Adds up the blocks' partial sums in their order and puts them where the filters are.
-extern "C" __global__ void reduce(const float* partial, float* by_filters, float* by_bias, int groups, int count) {
+extern "C" __global__ void reduce(const float* partial, float* grad_filters, float* grad_bias, int groups, int count) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= count) return;
     const i64 replica = blockIdx.y;
@@ -820,7 +820,7 @@ extern "C" __global__ void reduce(const float* partial, float* by_filters, float
 #ifdef FIRST
     int number = at % 16, output = at / (16 * 32 * FILTER) * 32 + at / 16 % 32, i = at / (16 * 32) % FILTER;
     if (number == 15) {
-        if (i == MARGIN) by_bias[replica * OUTPUTS + output] = total;
+        if (i == MARGIN) grad_bias[replica * OUTPUTS + output] = total;
         return;
     }
     int j = number / INPUTS, input = number % INPUTS;
@@ -830,6 +830,6 @@ extern "C" __global__ void reduce(const float* partial, float* by_filters, float
     int block = at / (512 * FILTER * FILTER);
     input += block / OUTPUT_PARTS * 16, output += block % OUTPUT_PARTS * 32;
 #endif
-    by_filters[(((replica * OUTPUTS + output) * INPUTS + input) * FILTER + i) * FILTER + j] = total;
+    grad_filters[(((replica * OUTPUTS + output) * INPUTS + input) * FILTER + i) * FILTER + j] = total;
 }
 #endif

@@ -1,6 +1,6 @@
 """Masks and the posterior's gradient for a stack of replicas: one launch each on a GPU with Triton.
 
-Elsewhere, and for what a kernel does not cover, the twin runs, with the same result: masks bit for bit, the rest
+Elsewhere, and for what a kernel does not support, the twin runs, with the same result: masks bit for bit, the rest
 to rounding. Shapes: R replicas along the first axis.
 """
 
@@ -11,19 +11,14 @@ from torch import Tensor
 
 from dropconnectpp import _polynomials as polynomials
 from dropconnectpp import functional
-from dropconnectpp.lab.kernels.compiled import as_kernels_take, compiled, counter
+from dropconnectpp.lab.kernels.support import has_triton, step_tensor, supported
 from dropconnectpp.lab.philox import Stream
 
 BLOCK = 1024
 
 
-def usable(*tensors: Tensor) -> bool:
-    """Whether tensors can go through a kernel that walks over them side by side."""
-    return as_kernels_take("dense", *tensors)
-
-
 def beside(values: Tensor, tensor: Tensor) -> Tensor:
-    """One number a replica, (R,), so that it multiplies (R, ...)."""
+    """One number for each replica, (R,), in a shape that multiplies (R, ...)."""
     return values.view(-1, *[1] * (tensor.ndim - 1))
 
 
@@ -39,15 +34,17 @@ def draw_masks(stream: Stream, keep: Tensor, replicas: Tensor, step: Tensor | in
     """`Stream.bernoulli`: on/off variables (R, ...), True with probability ``keep``."""
     one = keep[0]
     constant = one.ndim > 0 and all(stride == 0 for stride in one.stride())
-    if not (keep.is_cuda and keep.dtype == torch.float32 and (one.is_contiguous() or constant) and compiled("dense")):
+    if not (keep.is_cuda and keep.dtype == torch.float32 and (one.is_contiguous() or constant) and has_triton()):
         return stream.bernoulli(keep, replicas, step, draw)
+    from dropconnectpp.lab.kernels.dense_triton import mask_kernel
+
     count = one.numel()
     mask = torch.empty(keep.shape, device=keep.device, dtype=torch.bool)
-    compiled("dense").mask_kernel[(-(-count // (4 * BLOCK)), len(keep))](
+    mask_kernel[(-(-count // (4 * BLOCK)), len(keep))](
         keep,
         mask.view(torch.uint8),
         replicas,
-        counter(step, keep.device),
+        step_tensor(step, keep.device),
         draw,
         stream.seed,
         count,
@@ -62,25 +59,27 @@ def draw_masks(stream: Stream, keep: Tensor, replicas: Tensor, step: Tensor | in
 
 
 def score_pass(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient of kl_scale KL - c (z - pi~) by the logits, for alpha = beta = 1 at the best q(pi), and sum (z - pi~)^2.
+    """The gradient kl_scale dKL/dlogit - c (z - pi~), for alpha = beta = 1 at the best q(pi), and sum (z - pi~)^2.
 
     logit and mask are (R, ...), coefficient and kl_scale (R,); the sums are (R,).
     """
-    if usable(logit) and mask.is_contiguous():
+    if supported(logit) and mask.is_contiguous():
         return _score_pass_by_kernel(logit, mask, coefficient, kl_scale)
-    _, slope = functional.collapsed_kl(logit, 1.0, 1.0, value=False)
-    assert slope is not None
+    _, grad_kl = functional.collapsed_kl(logit, 1.0, 1.0, value=False)
+    assert grad_kl is not None
     score = functional.bernoulli_score(mask, logit)
-    gradient = slope * beside(kl_scale, logit) - beside(coefficient, logit) * score
+    gradient = grad_kl * beside(kl_scale, logit) - beside(coefficient, logit) * score
     return gradient, score.square().flatten(1).sum(1)
 
 
 def _score_pass_by_kernel(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_scale: Tensor) -> tuple[Tensor, Tensor]:
+    from dropconnectpp.lab.kernels.dense_triton import score_kernel
+
     count = logit[0].numel()
     programs = -(-count // BLOCK)
     gradient = torch.empty_like(logit)
     partial = torch.empty((len(logit), programs), device=logit.device, dtype=torch.float32)
-    compiled("dense").score_kernel[(programs, len(logit))](
+    score_kernel[(programs, len(logit))](
         logit,
         mask.view(torch.uint8),
         coefficient.float().contiguous(),
@@ -89,7 +88,7 @@ def _score_pass_by_kernel(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_s
         partial,
         count,
         programs,
-        *polynomials.SLOPE_POLYNOMIAL[torch.float32],
+        polynomials.SLOPE_POLYNOMIAL[torch.float32],
         BLOCK=BLOCK,
     )
     return gradient, partial.sum(1)

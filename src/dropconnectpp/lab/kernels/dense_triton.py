@@ -49,15 +49,10 @@ def score_kernel(  # type: ignore[no-untyped-def]
     partial_ptr,
     count,
     programs,
-    s5,
-    s4,
-    s3,
-    s2,
-    s1,
-    s0,
+    polynomial,
     BLOCK: tl.constexpr,
 ):
-    """kl_scale dKL/dlogit - c (z - pi~), and a partial sum of (z - pi~)^2; s is `polynomials.SLOPE_POLYNOMIAL`."""
+    """kl_scale dKL/dlogit - c (z - pi~), and a partial sum of (z - pi~)^2, by `polynomials.SLOPE_POLYNOMIAL`."""
     program, row = tl.program_id(0), tl.program_id(1)
     places = program * BLOCK + tl.arange(0, BLOCK)
     inside = places < count
@@ -68,7 +63,7 @@ def score_kernel(  # type: ignore[no-untyped-def]
     large = 1.0 / (1.0 + decay)
     small = decay * large
     t = tanh_of_half(size, decay, large)
-    gradient = tl.load(kl_scale_ptr + row) * uniform_slope(logit, small, large, t, s5, s4, s3, s2, s1, s0)
+    gradient = tl.load(kl_scale_ptr + row) * uniform_slope(logit, small, large, t, *polynomial)
     score = tl.load(mask_ptr + offsets, mask=inside, other=0).to(tl.float32) - tl.where(logit < 0, small, large)
     gradient -= tl.load(coefficient_ptr + row) * score
     tl.store(gradient_ptr + offsets, gradient, mask=inside)

@@ -1,15 +1,15 @@
 """The gates of a stack's dense layer, weights' and biases', and the steps of those that learn without a product.
 
-On a GPU with Triton a step is one launch, with masks drawn inside. Elsewhere, and for what the kernel does not cover,
-the twin runs, with the same result: masks bit for bit, the rest to rounding. Shapes: L samples, that is masks of one
-step, R replicas, O units, I inputs.
+On a GPU with Triton a step is one launch, with masks drawn inside. Elsewhere, and for what the kernel does not
+support, the twin runs, with the same result: masks bit for bit, the rest to rounding. Shapes: L samples, that is masks
+of one step, R replicas, O units, I inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,11 +19,13 @@ from dropconnectpp import functional
 from dropconnectpp.errors import ArgumentError, check_count
 from dropconnectpp.lab.kernels import launch_config
 from dropconnectpp.lab.kernels.adagrad import adagrad_all_
-from dropconnectpp.lab.kernels.compiled import as_kernels_take, compiled, counter
+from dropconnectpp.lab.kernels.arguments import Draws, GateState, Terms, Trained, constants
 from dropconnectpp.lab.kernels.dense import beside, draw_masks
+from dropconnectpp.lab.kernels.support import step_tensor, supported
 from dropconnectpp.lab.philox import Stream
 
 Kind = Literal["score", "straight-through"]
+Given = TypeVar("Given")
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class FixedGate:
 class LearnedGate:
     """z = [u < sigmoid(logit)], logit (R, O, I): DropConnect++. Of the ``samples`` masks, l is draw l of the stream.
 
-    The KL is weighted by ``kl_scale`` (R,), and for kind "score" going backward a sample's score by ``coefficient``
-    (L, R). ``alpha`` and ``beta`` are the raw parameters of a free q(pi), which `functional.positive` maps; None stands
+    ``kl_scale`` (R,) weighs the KL, and for kind "score" ``coefficient`` (L, R) each sample's score in the backward
+    pass. ``alpha`` and ``beta`` are the raw parameters of a free q(pi), which `functional.positive` maps; None stands
     for the best q(pi). The loss has a term slab_scale pi~ W^2 / 2 for every synapse, with the weight before the step.
     """
 
@@ -80,7 +82,7 @@ Gate = OpenGate | FixedGate | LearnedGate
 
 @dataclass(frozen=True)
 class Adagrad:
-    """A step of `adagrad_all_`: sums of squares for all that is trained, step sizes (R,) for weight and gate."""
+    """A step of `adagrad_all_`: sums of squared gradients of all it trains, step sizes (R,) of weight and gate."""
 
     weight: Tensor
     sizes: Tensor
@@ -98,7 +100,7 @@ def samples_of(gate: Gate) -> int:
 
 
 def keep_of(gate: FixedGate | LearnedGate, weight: Tensor) -> Tensor:
-    """Its probability of being on, so that it multiplies what it gates, (R, ...)."""
+    """The probability that a gate is on, in a shape that multiplies what it gates, (R, ...)."""
     return torch.sigmoid(gate.logit) if isinstance(gate, LearnedGate) else beside(gate.keep, weight)
 
 
@@ -124,36 +126,38 @@ def update_gate_(
 ) -> Tensor:
     """A step on gates of any shape (R, ...) that learn by the score, which needs no product.
 
-    Returned are the squared scores (z - pi~)^2 as partial sums (L, R, any number). ``weight`` is what the gates are of,
-    as it was before its own step: a slab needs it.
+    Returns the squared scores (z - pi~)^2 as partial sums (L, R, any number). ``weight`` is what they gate, as it was
+    before its own step: a slab needs it.
     """
     if gate.kind != "score":
-        raise ArgumentError("straight through a gate's gradient is the product's: use gated_product_backward_.")
-    if _gate_is_ready(gate, update, weight):
+        raise ArgumentError("a straight-through gate's gradient is the product's: use gated_product_backward_.")
+    if _step_supported(gate, update, weight):
         return _given(_gate_by_kernel_(gate, replicas, step, update, weight))
     return _update_gate_(gate, _masks(gate, torch.sigmoid(gate.logit), replicas, step), update, weight)
 
 
 @torch.no_grad()
-def step_gate_(gate: LearnedGate, by_logit: Tensor, weight: Tensor | None, update: Adagrad) -> None:
-    """A step on gates of any shape (R, ...) for which the likelihood's gradient by the logit is known."""
-    if _gate_is_ready(gate, update, weight, by_logit):
-        _gate_by_kernel_(gate, None, None, update, weight, by_logit)
+def step_gate_(gate: LearnedGate, grad_logit: Tensor, weight: Tensor | None, update: Adagrad) -> None:
+    """A step on gates of any shape (R, ...), given the likelihood's gradient by the logit."""
+    if _step_supported(gate, update, weight, grad_logit):
+        _gate_by_kernel_(gate, None, None, update, weight, grad_logit)
     else:
-        _step_gate_(gate, by_logit, weight, update)
+        _step_gate_(gate, grad_logit, weight, update)
 
 
-def _gate_is_ready(gate: LearnedGate, update: Adagrad, weight: Tensor | None, by_logit: Tensor | None = None) -> bool:
-    """Whether the kernel can step a gate; raises where something is missing for either way."""
+def _step_supported(
+    gate: LearnedGate, update: Adagrad, weight: Tensor | None, grad_logit: Tensor | None = None
+) -> bool:
+    """Whether the kernel can step a gate; raises where something is missing that the twin needs too."""
     check_update(gate, update)
     if gate.slab_scale and (weight is None or weight.shape != gate.logit.shape):
         raise ArgumentError(f"a slab needs the weight before the step, of shape {tuple(gate.logit.shape)}.")
-    given = gate.logit, gate.alpha, gate.beta, update.logit, update.alpha, update.beta, weight, by_logit
-    return ready(*given) and known(gate)
+    given = gate.logit, gate.alpha, gate.beta, update.logit, update.alpha, update.beta, weight, grad_logit
+    return supported(*given) and prior_supported(gate)
 
 
 def check_update(gate: LearnedGate, update: Adagrad) -> None:
-    """Raise where something is missing to step the gate."""
+    """Raise ArgumentError where something is missing that the gate's step needs."""
     if gate.kind == "score":
         shape = gate.samples, len(gate.logit)
         if gate.coefficient is None or gate.coefficient.shape != shape:
@@ -179,16 +183,16 @@ def _step_gate_(gate: LearnedGate, likelihood: Tensor, weight: Tensor | None, up
     logit, kl_scale = gate.logit, beside(gate.kl_scale, gate.logit)
     found: dict[str, Tensor] = {}
     if gate.alpha is None or gate.beta is None:
-        slope = functional.beta_bernoulli_kl_gradient(logit, gate.prior_alpha, gate.prior_beta)
+        grad_kl = functional.beta_bernoulli_kl_gradient(logit, gate.prior_alpha, gate.prior_beta)
     else:
         alpha, beta = functional.positive(gate.alpha), functional.positive(gate.beta)
-        _, slope, *slopes = functional.learned_kl(logit, alpha, beta, gate.prior_alpha, gate.prior_beta)
-        for name, raw, by in zip(("alpha", "beta"), (gate.alpha, gate.beta), slopes, strict=True):
-            found[name] = by * kl_scale * torch.sigmoid(raw)
-    found["logit"] = slope * kl_scale + likelihood
+        _, grad_kl, *others = functional.learned_kl(logit, alpha, beta, gate.prior_alpha, gate.prior_beta)
+        for name, raw, gradient in zip(("alpha", "beta"), (gate.alpha, gate.beta), others, strict=True):
+            found[name] = gradient * kl_scale * torch.sigmoid(raw)
+    found["logit"] = grad_kl * kl_scale + likelihood
     if gate.slab_scale:
-        by_gate = 0.5 * gate.slab_scale * _given(weight)
-        found["logit"] += functional.straight_through_gradient(logit, _given(weight), by_gate)
+        grad_gate = 0.5 * gate.slab_scale * _given(weight)
+        found["logit"] += functional.straight_through_gradient(logit, _given(weight), grad_gate)
     values, sums = ([getattr(of, name) for name in found] for of in (gate, update))
     sizes = [_given(update.gate_sizes)] * len(found)
     adagrad_all_(values, list(found.values()), sums, sizes, update.epsilon, update.inside)
@@ -200,44 +204,32 @@ def _gate_by_kernel_(
     step: Tensor | int | None,
     update: Adagrad,
     weight: Tensor | None,
-    by_logit: Tensor | None = None,
+    grad_logit: Tensor | None = None,
 ) -> Tensor | None:
-    """By the score, with partial sums of its squares, or with the gradient by the logit where it is given."""
+    """By the score, with partial sums of its squares, or by the likelihood's gradient by the logit where given."""
+    from dropconnectpp.lab.kernels.gates_triton import gate_kernel
+
     stack, count = len(gate.logit), gate.logit[0].numel()
     chosen = launch_config.of(gate.logit.device)
     launch = chosen.gates if gate.alpha is None else chosen.gates_learned
     programs = -(-count // launch.block)
     partial, where = None, None
-    if by_logit is None:
+    if grad_logit is None:
         assert replicas is not None
         assert step is not None
         partial = torch.empty((gate.samples, stack, programs), device=gate.logit.device, dtype=torch.float32)
-        where = address(gate.logit, replicas, step)
-    compiled("gates").gate_kernel[(programs, stack)](
-        gate.logit,
-        update.logit,
-        gate.alpha,
-        update.alpha,
-        gate.beta,
-        update.beta,
+        where = draws(gate, gate.logit, replicas, step)
+    gate_kernel[(programs, stack)](
+        gate_state(gate, update),
         weight if gate.slab_scale else None,
-        by_logit,
+        grad_logit,
         row(gate.coefficient),
-        row(update.gate_sizes),
-        row(gate.kl_scale),
         partial,
-        *(where or (None, None)),
-        gate.stream.seed,
-        gate.slab_scale,
-        gate.prior_alpha,
-        gate.prior_beta,
-        update.epsilon,
-        *slope_polynomial(gate),
+        where,
         count,
+        constants(terms(gate, update)),
         SAMPLES=gate.samples,
-        SCORED=by_logit is None,
-        **loss_terms(gate),
-        INSIDE=update.inside,
+        SCORED=grad_logit is None,
         COMPILED=gate.logit.is_cuda,
         BLOCK=launch.block,
         **launch.options,
@@ -245,32 +237,27 @@ def _gate_by_kernel_(
     return partial
 
 
-# --------------------------------------------------------------------------------- what the kernels take
+# -------------------------------------------------------------------------------- the kernels' arguments
 
 
-def ready(*parameters: Tensor | None) -> bool:
-    """Whether the kernels can run on these."""
-    return as_kernels_take("gates", *parameters)
-
-
-def known(gate: LearnedGate) -> bool:
-    """Whether the kernels know the slope of the KL: at the best q(pi) not for every prior."""
+def prior_supported(gate: LearnedGate) -> bool:
+    """Whether the kernels have the gradient of the KL: for the best q(pi) not with every prior."""
     return gate.alpha is not None or polynomials.prior_polynomial(gate.prior_alpha, gate.prior_beta) is not None
 
 
-def _given(values: Tensor | None) -> Tensor:
-    assert values is not None
-    return values
+def _given(value: Given | None) -> Given:
+    assert value is not None
+    return value
 
 
 def row(values: Tensor | None) -> Tensor | None:
-    """One number a replica as the kernels read it."""
+    """One number for each replica, as kernels read it."""
     return None if values is None else values.float().contiguous()
 
 
-def address(x: Tensor, replicas: Tensor, step: Tensor | int) -> tuple[Tensor, Tensor]:
-    """Replicas and step as the kernels read them."""
-    return replicas, counter(step, x.device)
+def draws(gate: Gate, x: Tensor, replicas: Tensor, step: Tensor | int) -> Draws:
+    """Where a gate's numbers are found; an open gate draws none."""
+    return Draws(0 if isinstance(gate, OpenGate) else gate.stream.seed, replicas, step_tensor(step, x.device))
 
 
 def gate_number(gate: Gate) -> int:
@@ -280,20 +267,34 @@ def gate_number(gate: Gate) -> int:
     return 1 if isinstance(gate, FixedGate) else 0
 
 
-def loss_terms(gate: Gate) -> dict[str, bool]:
-    """What the loss has besides the likelihood, as the kernels' switches."""
+def terms(gate: Gate, update: Adagrad) -> Terms:
+    """The terms of the loss besides the likelihood, and where Adagrad's epsilon goes."""
     learned = gate if isinstance(gate, LearnedGate) else None
     hyper = learned is not None and learned.alpha is not None
-    return {
-        "HYPER": hyper,
-        "SKEWED": learned is not None and not hyper and learned.prior_alpha != learned.prior_beta,
-        "SLAB": not isinstance(gate, OpenGate) and gate.slab_scale > 0,
-    }
+    return Terms(
+        hyper=hyper,
+        skewed=learned is not None and not hyper and learned.prior_alpha != learned.prior_beta,
+        slab=not isinstance(gate, OpenGate) and gate.slab_scale > 0,
+        inside=update.inside,
+    )
 
 
-def slope_polynomial(gate: LearnedGate | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Even and odd part of the KL's slope, `polynomials.prior_polynomial`; of any prior where it is not used."""
-    prior = (1.0, 1.0) if gate is None or gate.alpha is not None else (gate.prior_alpha, gate.prior_beta)
-    found = polynomials.prior_polynomial(*prior)
-    assert found is not None
-    return found
+def gate_state(gate: Gate, update: Adagrad) -> GateState:
+    """All that a kernel needs to step a gate; a gate that does not learn has the slab and epsilon alone."""
+    learned = gate if isinstance(gate, LearnedGate) else None
+    free = learned is None or learned.alpha is not None
+    prior = (1.0, 1.0) if learned is None else (learned.prior_alpha, learned.prior_beta)
+    even, odd = _given(polynomials.prior_polynomial(*((1.0, 1.0) if free else prior)))  # of any prior where unused
+    return GateState(
+        logit=Trained(learned.logit if learned else None, update.logit),
+        alpha=Trained(learned.alpha if learned else None, update.alpha),
+        beta=Trained(learned.beta if learned else None, update.beta),
+        size=row(update.gate_sizes),
+        kl_scale=row(learned.kl_scale) if learned else None,
+        prior_alpha=prior[0],
+        prior_beta=prior[1],
+        slab_scale=0.0 if isinstance(gate, OpenGate) else gate.slab_scale,
+        epsilon=update.epsilon,
+        even=even,
+        odd=odd,
+    )

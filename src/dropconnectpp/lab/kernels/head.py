@@ -1,27 +1,28 @@
-"""What follows the products of a stack's dense layer in one training step, there and back, fused.
+"""What follows the products of a stack's dense layer in one training step, forward and backward, fused.
 
 Bias and its gates, ReLU, dropped units, the output layer, the log-likelihood, and the loss's gradient by all of them:
-two launches on a GPU with Triton. Elsewhere, and for what the kernels do not cover, the twin runs, with the same result
-to rounding. Shapes: L samples, R replicas, B batch, O units, K classes.
+two launches on a GPU with Triton. Elsewhere, and for what the kernels do not support, the twin runs, with the same
+result to rounding. Shapes: L samples, R replicas, B batch, O units, K classes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dropconnectpp import functional
-from dropconnectpp.lab.kernels.compiled import as_kernels_take, compiled
+from dropconnectpp.lab.kernels import support
+from dropconnectpp.lab.kernels.arguments import HeadInputs, HeadSizes, constants
 from dropconnectpp.lab.kernels.dense import beside, draw_masks, linear
 from dropconnectpp.lab.kernels.gates import (
     FixedGate,
     Gate,
     LearnedGate,
     OpenGate,
-    address,
+    draws,
     gate_number,
     keep_of,
     row,
@@ -32,11 +33,11 @@ from dropconnectpp.lab.kernels.local import MARGIN, LocalGate
 from dropconnectpp.lab.kernels.noise import draw_normal
 
 BLOCK = 32
-"""Examples and units of a tile, at most: larger ones need more registers than there are."""
+"""The most examples and units of a tile: larger ones need more registers than there are."""
 MOST_CLASSES = 128
-"""A tile holds all of them."""
+"""The most classes: a tile holds all of them."""
 FEW_CLASSES = 32
-"""Up to so many a tile needs no more than four warps."""
+"""Up to so many classes a tile needs no more than four warps."""
 
 
 @dataclass(frozen=True)
@@ -58,76 +59,75 @@ class Head:
         return samples_of(self.gate)
 
 
-@dataclass(frozen=True)
-class Found:
-    """Mean log-likelihoods (L, R), and gradients of minus their mean over the samples, with the bias's slab.
+class HeadResult(NamedTuple):
+    """Mean log-likelihoods (L, R), and the gradients of minus their mean over the samples, with the bias's slab.
 
-    ``by_sums`` is in the shape of the sums; ``by_logit`` (R, O) is there for gates that it goes through.
+    ``grad_sums`` has the shape of the sums; ``grad_logit`` (R, O) is None for gates that no gradient passes.
     """
 
     rewards: Tensor
-    by_sums: Tensor
-    by_bias: Tensor
-    by_logit: Tensor | None
-    by_weight: Tensor
-    by_output_bias: Tensor
+    grad_sums: Tensor
+    grad_bias: Tensor
+    grad_logit: Tensor | None
+    grad_weight: Tensor
+    grad_output_bias: Tensor
 
 
 @torch.no_grad()
-def there_and_back(sums: Tensor, head: Head, replicas: Tensor, step: Tensor | int) -> Found:
-    """From the layer's sums without their bias (L, R, B, O), or for a `LocalGate` their moments (2, R, B, O)."""
-    return (_by_kernel if usable(sums, head) else _twin)(sums, head, replicas, step)
+def forward_backward(sums: Tensor, head: Head, replicas: Tensor, step: Tensor | int) -> HeadResult:
+    """From the layer's sums without their bias (L, R, B, O), or for a `LocalGate` from their moments (2, R, B, O)."""
+    return (_by_kernel if supported(sums, head) else _twin)(sums, head, replicas, step)
 
 
-def usable(sums: Tensor, head: Head) -> bool:
-    """Whether the kernels can run."""
+def supported(sums: Tensor, head: Head) -> bool:
+    """Whether the kernels can take a head: not too many classes, all tensors in float32."""
     logit = head.gate.logit if isinstance(head.gate, LearnedGate) else None
     given = sums, head.bias, head.weight, head.output_bias, logit
-    return head.weight.shape[1] <= MOST_CLASSES and as_kernels_take("head", *given)
+    return head.weight.shape[1] <= MOST_CLASSES and support.supported(*given)
 
 
 # ---------------------------------------------------------------------------------------------- the twin
 
 
-def _twin(sums: Tensor, head: Head, replicas: Tensor, step: Tensor | int) -> Found:
+def _twin(sums: Tensor, head: Head, replicas: Tensor, step: Tensor | int) -> HeadResult:
     bias, gate, labels, parts = head.bias, head.gate, head.labels.unsqueeze(-1), head.samples * sums.shape[2]
-    by_sums, by_bias, by_gate = torch.zeros_like(sums), torch.zeros_like(bias), torch.zeros_like(bias)
-    by_weight, by_output_bias = torch.zeros_like(head.weight), torch.zeros_like(head.output_bias)
+    grad_sums, grad_bias, grad_gate = torch.zeros_like(sums), torch.zeros_like(bias), torch.zeros_like(bias)
+    grad_weight, grad_output_bias = torch.zeros_like(head.weight), torch.zeros_like(head.output_bias)
     rewards = []
     for sample in range(head.samples):
-        before, on, slope = _with_bias(sums, head, replicas, step, sample)
+        before, on, chain = _with_bias(sums, head, replicas, step, sample)
         factor = _unit_factor(head.units, before, replicas, step, sample)
         hidden = torch.relu(before) * factor
         found = torch.log_softmax(linear(hidden, head.weight, head.output_bias), -1)  # (R, B, K)
         rewards.append(found.gather(-1, labels).squeeze(-1).mean(1))
-        by_class = found.exp().scatter_add_(-1, labels, -torch.ones_like(labels, dtype=found.dtype)) / parts
-        by_weight += torch.bmm(by_class.mT, hidden)
-        by_output_bias += by_class.sum(1)
-        by_before = torch.where(before <= 0.0, 0.0, torch.bmm(by_class, head.weight) * factor)
-        if slope is None:
-            by_sums[sample] = by_before
-            by_gate += by_before.sum(1)
-            by_bias += by_before.sum(1) * on
+        grad_scores = found.exp().scatter_add_(-1, labels, -torch.ones_like(labels, dtype=found.dtype)) / parts
+        grad_weight += torch.bmm(grad_scores.mT, hidden)
+        grad_output_bias += grad_scores.sum(1)
+        grad_before = torch.where(before <= 0.0, 0.0, torch.bmm(grad_scores, head.weight) * factor)
+        if chain is None:
+            grad_sums[sample] = grad_before
+            grad_gate += grad_before.sum(1)
+            grad_bias += grad_before.sum(1) * on
         else:
-            by_sums[0] += by_before
-            by_sums[1] += by_before * slope
+            grad_sums[0] += grad_before
+            grad_sums[1] += grad_before * chain
     if isinstance(gate, LocalGate):
-        by_mean, by_variance = by_sums.sum(2)
+        grad_mean, grad_variance = grad_sums.sum(2)
         keep, dropped = torch.sigmoid(gate.logit), torch.sigmoid(-gate.logit)
-        by_bias = keep * by_mean + 2.0 * keep * dropped * bias * by_variance
-        by_gate = by_mean + (dropped - keep) * bias * by_variance
-    by_logit = None
+        grad_bias = keep * grad_mean + 2.0 * keep * dropped * bias * grad_variance
+        grad_gate = grad_mean + (dropped - keep) * bias * grad_variance
+    grad_logit = None
     if isinstance(gate, LearnedGate) and gate.kind == "straight-through":
-        by_logit = functional.straight_through_gradient(gate.logit, bias, by_gate)
+        grad_logit = functional.straight_through_gradient(gate.logit, bias, grad_gate)
     if not isinstance(gate, OpenGate) and gate.slab_scale:
-        by_bias += gate.slab_scale * keep_of(gate, bias) * bias
-    return Found(torch.stack(rewards), by_sums, by_bias, by_logit, by_weight, by_output_bias)
+        grad_bias += gate.slab_scale * keep_of(gate, bias) * bias
+    return HeadResult(torch.stack(rewards), grad_sums, grad_bias, grad_logit, grad_weight, grad_output_bias)
 
 
 def _with_bias(
     sums: Tensor, head: Head, replicas: Tensor, step: Tensor | int, sample: int
 ) -> tuple[Tensor, Tensor | float, Tensor | None]:
-    """A sample's sums with their bias (R, B, O), the bias's gates, and for noise the slope by the variance."""
+    """A sample's sums with their bias (R, B, O), the bias's gates, and for noise the gradient by the variance."""
     bias, gate = head.bias, head.gate
     if isinstance(gate, OpenGate):
         return sums[sample] + bias.unsqueeze(1), 1.0, None
@@ -154,70 +154,54 @@ def _unit_factor(
 # ------------------------------------------------------------------------------------------- the kernels
 
 
-def _by_kernel(sums: Tensor, head: Head, replicas: Tensor, step: Tensor | int) -> Found:
+def _by_kernel(sums: Tensor, head: Head, replicas: Tensor, step: Tensor | int) -> HeadResult:
+    from dropconnectpp.lab.kernels.head_triton import gradient_kernel, likelihood_kernel
+
     (stack, batch, width), classes, samples = sums.shape[1:], head.weight.shape[1], head.samples
-    block_b, block_o = tile(batch, BLOCK), tile(width, BLOCK)
-    tiles, gate, units = -(-batch // block_b), head.gate, head.units
+    tile_sizes = HeadSizes(tile(batch, BLOCK), tile(width, BLOCK), tile(classes, MOST_CLASSES))
+    tiles, gate, units = -(-batch // tile_sizes.batch), head.gate, head.units
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, device=sums.device, dtype=dtype)
 
-    by_class, partial = empty(samples, stack, batch, classes), empty(tiles, samples, stack)
-    found = Found(
+    grad_scores, partial = empty(samples, stack, batch, classes), empty(tiles, samples, stack)
+    result = HeadResult(
         rewards=empty(samples, stack),
-        by_sums=empty(*sums.shape, dtype=torch.bfloat16),
-        by_bias=empty(stack, width),
-        by_logit=empty(stack, width) if gate_number(gate) == 3 else None,
-        by_weight=empty(stack, classes, width),
-        by_output_bias=empty(stack, classes),
+        grad_sums=empty(*sums.shape, dtype=torch.bfloat16),
+        grad_bias=empty(stack, width),
+        grad_logit=empty(stack, width) if gate_number(gate) == 3 else None,
+        grad_weight=empty(stack, classes, width),
+        grad_output_bias=empty(stack, classes),
     )
-    inputs: list[Any] = [
-        sums,
-        _noise(sums, gate, replicas, step),
-        head.bias,
-        gate.logit if isinstance(gate, LearnedGate) else None,
-        row(gate.keep) if isinstance(gate, FixedGate) else None,
-        None if units is None else row(units.keep),
-        head.weight,
-    ]
-    where = address(sums, replicas, step)
-    seeds = 0 if isinstance(gate, OpenGate) else gate.stream.seed, 0 if units is None else units.stream.seed
+    inputs = HeadInputs(
+        sums=sums,
+        noise=_noise(sums, gate, replicas, step),
+        bias=head.bias,
+        logit=gate.logit if isinstance(gate, LearnedGate) else None,
+        keep=row(gate.keep) if isinstance(gate, FixedGate) else None,
+        unit_keep=None if units is None else row(units.keep),
+        weight=head.weight,
+        draws=draws(gate, sums, replicas, step),
+        unit_seed=0 if units is None else units.stream.seed,
+    )
+    sizes, blocks = constants(HeadSizes(batch, width, classes)), constants(tile_sizes)
     settings = {
-        "BATCH": batch,
-        "UNITS": width,
-        "CLASSES": classes,
         "SAMPLES": samples,
         "GATE": 4 if isinstance(gate, LocalGate) else gate_number(gate),
         "DROPPED": units is not None,
         "MARGIN": MARGIN,
         "COMPILED": sums.is_cuda,
-        "BLOCK_B": block_b,
-        "BLOCK_O": block_o,
-        "BLOCK_K": tile(classes, MOST_CLASSES),
         "num_warps": 4 if classes <= FEW_CLASSES else 8,
         "num_stages": 1,
     }
-    kernels = compiled("head")
-    kernels.likelihood_kernel[(tiles, stack, samples)](
-        *inputs, head.output_bias, head.labels.contiguous(), *where, by_class, partial, *seeds, **settings
+    likelihood_kernel[(tiles, stack, samples)](
+        inputs, head.output_bias, head.labels.contiguous(), grad_scores, partial, sizes, blocks, **settings
     )
-    kernels.gradient_kernel[(-(-width // block_o), stack)](
-        *inputs,
-        *where,
-        by_class,
-        partial,
-        found.rewards,
-        found.by_sums,
-        found.by_bias,
-        found.by_logit,
-        found.by_weight,
-        found.by_output_bias,
-        *seeds,
-        0.0 if isinstance(gate, OpenGate) else gate.slab_scale,
-        TILES=tiles,
-        **settings,
+    slab_scale = 0.0 if isinstance(gate, OpenGate) else gate.slab_scale
+    gradient_kernel[(-(-width // tile_sizes.units), stack)](
+        inputs, grad_scores, partial, result, slab_scale, sizes, blocks, PARTS=tiles, **settings
     )
-    return found
+    return result
 
 
 def _noise(sums: Tensor, gate: Gate, replicas: Tensor, step: Tensor | int) -> Tensor | None:

@@ -1,7 +1,8 @@
 """The Triton kernels behind `head`: imported only where Triton is installed.
 
-GATE says how the bias is gated: 0 for open, 1 for a fixed rate, 2 for learned gates by the score, 3 for learned gates
-straight through, 4 for gates that act as noise; then sums are two moments. DROPPED is for units that are dropped.
+``inputs`` are `HeadInputs`. GATE says how the bias is gated: 0 for open, 1 for a fixed rate, 2 for learned gates by the
+score, 3 for learned gates straight through, 4 for gates that act as noise, whose sums are two moments. DROPPED is for
+units that are dropped.
 Products of float32 go through tensor cores in three parts, which keeps the digits that one part would lose.
 """
 
@@ -17,21 +18,14 @@ from dropconnectpp.lab.kernels.layer_triton import load_tile
 # Without annotations: the compiler takes every one for a name that the kernel uses.
 @triton.jit  # type: ignore[untyped-decorator]
 def bias_tile(  # type: ignore[no-untyped-def]
-    bias_ptr,
-    logit_ptr,
-    row,
-    first_o,
-    UNITS: tl.constexpr,
-    GATE: tl.constexpr,
-    COMPILED: tl.constexpr,
-    BLOCK_O: tl.constexpr,
+    inputs, row, first_o, UNITS: tl.constexpr, BLOCK_O: tl.constexpr, GATE: tl.constexpr, COMPILED: tl.constexpr
 ):
     """A tile of one replica's bias and, where it is learned, of pi~ and 1 - pi~, both to all digits: (1, BLOCK_O)."""
     units = first_o + tl.arange(0, BLOCK_O)[None, :]
-    bias = tl.load(bias_ptr + row * UNITS + units, mask=units < UNITS, other=0.0)
+    bias = tl.load(inputs.bias + row * UNITS + units, mask=units < UNITS, other=0.0)
     keep, drop = bias, bias
     if GATE > 1:
-        logit = tl.load(logit_ptr + row * UNITS + units, mask=units < UNITS, other=0.0)
+        logit = tl.load(inputs.logit + row * UNITS + units, mask=units < UNITS, other=0.0)
         keep = keep_of(logit, COMPILED)
         drop = tl.where(logit < 0, 1.0 - keep, tl.exp(-tl.abs(logit)) * keep)
     return bias, keep, drop
@@ -39,13 +33,9 @@ def bias_tile(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def sums_with_bias(  # type: ignore[no-untyped-def]
-    sums_ptr,
-    noise_ptr,
-    bias,
-    keep,
-    drop,
+    inputs,
+    line,
     rate,
-    seed,
     sample,
     row,
     step,
@@ -53,248 +43,231 @@ def sums_with_bias(  # type: ignore[no-untyped-def]
     stack,
     examples,
     first_o,
-    BATCH: tl.constexpr,
-    UNITS: tl.constexpr,
+    SIZES,
+    BLOCK_O: tl.constexpr,
     GATE: tl.constexpr,
     MARGIN: tl.constexpr,
-    BLOCK_O: tl.constexpr,
 ):
-    """A tile of one sample's sums with their bias, the bias's gates, and for noise the slope by the variance."""
+    """A tile of one sample's sums with their bias, the bias's gates, and for noise the gradient by the variance.
+
+    ``line`` is what `bias_tile` gives.
+    """
+    bias, keep, drop = line
     units = first_o + tl.arange(0, BLOCK_O)
-    block = row.to(tl.int64) * BATCH * UNITS
-    next_one = stack.to(tl.int64) * BATCH * UNITS
-    on, slope = bias, bias
+    block = row.to(tl.int64) * SIZES.batch * SIZES.units
+    next_one = stack.to(tl.int64) * SIZES.batch * SIZES.units
+    on, chain = bias, bias
     if GATE == 4:
-        mean = load_tile(sums_ptr, block, examples, units, BATCH, UNITS) + keep * bias
-        variance = load_tile(sums_ptr, next_one + block, examples, units, BATCH, UNITS)
+        mean = load_tile(inputs.sums, block, examples, units, SIZES.batch, SIZES.units) + keep * bias
+        variance = load_tile(inputs.sums, next_one + block, examples, units, SIZES.batch, SIZES.units)
         variance += keep * drop * bias * bias
-        noise = load_tile(noise_ptr, sample * next_one + block, examples, units, BATCH, UNITS)
+        noise = load_tile(inputs.noise, sample * next_one + block, examples, units, SIZES.batch, SIZES.units)
         root = tl.sqrt(tl.maximum(variance, 0.0, propagate_nan=tl.PropagateNan.ALL) + MARGIN)
-        slope = tl.where(variance < 0.0, 0.0, 0.5 * noise / root)
+        chain = tl.where(variance < 0.0, 0.0, 0.5 * noise / root)
         before = mean + root * noise
     else:
-        before = load_tile(sums_ptr, sample * next_one + block, examples, units, BATCH, UNITS)
+        before = load_tile(inputs.sums, sample * next_one + block, examples, units, SIZES.batch, SIZES.units)
         if GATE == 0:
             before += bias
         else:
             chance = rate if GATE == 1 else keep
-            on = tl.where(noise_of(seed, sample, step, replica, 0, first_o, UNITS, 1, BLOCK_O) < chance, 1.0, 0.0)
+            on = tl.where(
+                noise_of(inputs.draws.seed, sample, step, replica, 0, first_o, SIZES.units, 1, BLOCK_O) < chance,
+                1.0,
+                0.0,
+            )
             before += on * bias
-    return before, on, slope
+    return before, on, chain
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def unit_factor(  # type: ignore[no-untyped-def]
-    seed,
-    sample,
-    step,
-    replica,
-    keep,
-    first_b,
-    first_o,
-    UNITS: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
+    seed, sample, step, replica, keep, first_b, first_o, UNITS: tl.constexpr, TILE
 ):
     """What Dropout multiplies a tile of units by: 0, or 1 over the share that is kept."""
-    noise = noise_of(seed, sample, step, replica, first_b, first_o, UNITS, BLOCK_B, BLOCK_O)
+    noise = noise_of(seed, sample, step, replica, first_b, first_o, UNITS, TILE.batch, TILE.units)
     return tl.where(noise < keep, 1.0 / keep, 0.0)
 
 
 @triton.jit
 def rectified(before):  # type: ignore[no-untyped-def]
-    """ReLU; what is not a number stays so, or a network that diverged would look well."""
+    """ReLU. NaN stays NaN, or a network that diverged would look well."""
     return tl.maximum(before, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def likelihood_kernel(  # type: ignore[no-untyped-def]
-    sums_ptr,
-    noise_ptr,
-    bias_ptr,
-    logit_ptr,
-    keep_ptr,
-    unit_keep_ptr,
-    weight_ptr,
+    inputs,
     output_bias_ptr,
     label_ptr,
-    replica_ptr,
-    step_ptr,
-    by_class_ptr,
+    grad_scores_ptr,
     partial_ptr,
-    seed,
-    unit_seed,
-    BATCH: tl.constexpr,
-    UNITS: tl.constexpr,
-    CLASSES: tl.constexpr,
+    SIZES,
+    TILE,
     SAMPLES: tl.constexpr,
     GATE: tl.constexpr,
     DROPPED: tl.constexpr,
     MARGIN: tl.constexpr,
     COMPILED: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_K: tl.constexpr,
 ):
-    """The loss's gradient by what the output layer gives, (L, R, B, K), and sums of log-likelihoods, (tiles, L, R).
+    """The loss's gradient by the output layer's scores, (L, R, B, K), and sums of log-likelihoods, (tiles, L, R).
 
     The grid is tiles of the batch, replicas, samples.
     """
     tile, row, sample, stack = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)
     place = sample * stack + row
-    first_b = tile * BLOCK_B
-    examples, classes = first_b + tl.arange(0, BLOCK_B), tl.arange(0, BLOCK_K)
-    replica, step = tl.load(replica_ptr + row).to(tl.int32), tl.load(step_ptr).to(tl.int32)
+    first_b = tile * TILE.batch
+    examples, classes = first_b + tl.arange(0, TILE.batch), tl.arange(0, TILE.classes)
+    replica, step = tl.load(inputs.draws.replica + row).to(tl.int32), tl.load(inputs.draws.step).to(tl.int32)
     rate, unit_keep = 1.0, 1.0
     if GATE == 1:
-        rate = tl.load(keep_ptr + row)
+        rate = tl.load(inputs.keep + row)
     if DROPPED:
-        unit_keep = tl.load(unit_keep_ptr + row)
-    scores = tl.zeros((BLOCK_B, BLOCK_K), tl.float32)
-    for first_o in range(0, UNITS, BLOCK_O):
-        bias, keep, drop = bias_tile(bias_ptr, logit_ptr, row, first_o, UNITS, GATE, COMPILED, BLOCK_O)
+        unit_keep = tl.load(inputs.unit_keep + row)
+    scores = tl.zeros((TILE.batch, TILE.classes), tl.float32)
+    for first_o in range(0, SIZES.units, TILE.units):
+        line = bias_tile(inputs, row, first_o, SIZES.units, TILE.units, GATE, COMPILED)
         before, _, _ = sums_with_bias(
-            sums_ptr, noise_ptr, bias, keep, drop, rate, seed, sample, row, step, replica, stack, examples, first_o,
-            BATCH, UNITS, GATE, MARGIN, BLOCK_O,
-        )  # fmt: skip
+            inputs, line, rate, sample, row, step, replica, stack, examples, first_o, SIZES, TILE.units, GATE, MARGIN
+        )
         hidden = rectified(before)
         if DROPPED:
             hidden *= unit_factor(
-                unit_seed, sample, step, replica, unit_keep, first_b, first_o, UNITS, BLOCK_B, BLOCK_O
+                inputs.unit_seed, sample, step, replica, unit_keep, first_b, first_o, SIZES.units, TILE
             )
-        units = first_o + tl.arange(0, BLOCK_O)
-        weight = load_tile(weight_ptr, row.to(tl.int64) * CLASSES * UNITS, classes, units, CLASSES, UNITS)
+        units = first_o + tl.arange(0, TILE.units)
+        weight_base = row.to(tl.int64) * SIZES.classes * SIZES.units
+        weight = load_tile(inputs.weight, weight_base, classes, units, SIZES.classes, SIZES.units)
         scores = tl.dot(hidden, tl.trans(weight), scores, input_precision="tf32x3")
-    scores += tl.load(output_bias_ptr + row * CLASSES + classes, mask=classes < CLASSES, other=0.0)[None, :]
-    scores = tl.where(classes[None, :] < CLASSES, scores, -float("inf"))
-    label = tl.load(label_ptr + row.to(tl.int64) * BATCH + examples, mask=examples < BATCH, other=0)
+    scores += tl.load(output_bias_ptr + row * SIZES.classes + classes, mask=classes < SIZES.classes, other=0.0)[None, :]
+    scores = tl.where(classes[None, :] < SIZES.classes, scores, -float("inf"))
+    label = tl.load(label_ptr + row.to(tl.int64) * SIZES.batch + examples, mask=examples < SIZES.batch, other=0)
     chosen = classes[None, :] == label[:, None]
     top = tl.max(scores, axis=1)
     powers = tl.exp(scores - top[:, None])
     total = tl.sum(powers, axis=1)
     found = tl.sum(tl.where(chosen, scores, 0.0), axis=1) - top - tl.log(total)
-    tl.store(partial_ptr + tile * SAMPLES * stack + place, tl.sum(tl.where(examples < BATCH, found, 0.0), axis=0))
-    by_class = (powers / total[:, None] - tl.where(chosen, 1.0, 0.0)) * (1.0 / (SAMPLES * BATCH))
+    tl.store(partial_ptr + tile * SAMPLES * stack + place, tl.sum(tl.where(examples < SIZES.batch, found, 0.0), axis=0))
+    grad_scores = (powers / total[:, None] - tl.where(chosen, 1.0, 0.0)) * (1.0 / (SAMPLES * SIZES.batch))
+    scores_base = place.to(tl.int64) * SIZES.batch * SIZES.classes
     tl.store(
-        by_class_ptr + place.to(tl.int64) * BATCH * CLASSES + (examples[:, None] * CLASSES + classes[None, :]),
-        by_class,
-        mask=(examples[:, None] < BATCH) & (classes[None, :] < CLASSES),
+        grad_scores_ptr + scores_base + (examples[:, None] * SIZES.classes + classes[None, :]),
+        grad_scores,
+        mask=(examples[:, None] < SIZES.batch) & (classes[None, :] < SIZES.classes),
     )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def gradient_kernel(  # type: ignore[no-untyped-def]
-    sums_ptr,
-    noise_ptr,
-    bias_ptr,
-    logit_ptr,
-    keep_ptr,
-    unit_keep_ptr,
-    weight_ptr,
-    replica_ptr,
-    step_ptr,
-    by_class_ptr,
+    inputs,
+    grad_scores_ptr,
     partial_ptr,
-    reward_ptr,
-    by_sums_ptr,
-    by_bias_ptr,
-    by_logit_ptr,
-    by_weight_ptr,
-    by_output_bias_ptr,
-    seed,
-    unit_seed,
+    result,
     slab_scale,
-    BATCH: tl.constexpr,
-    UNITS: tl.constexpr,
-    CLASSES: tl.constexpr,
+    SIZES,
+    TILE,
+    PARTS: tl.constexpr,
     SAMPLES: tl.constexpr,
-    TILES: tl.constexpr,
     GATE: tl.constexpr,
     DROPPED: tl.constexpr,
     MARGIN: tl.constexpr,
     COMPILED: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_K: tl.constexpr,
 ):
-    """All other gradients from `likelihood_kernel`'s, and mean log-likelihoods (L, R).
+    """All other gradients, from that of `likelihood_kernel`, and mean log-likelihoods (L, R): a `HeadResult`.
 
-    The grid is tiles of units, replicas. By the sums they are (L, R, B, O), or by the moments (2, R, B, O).
+    The grid is tiles of units, replicas. Gradients by the sums are (L, R, B, O), or by the moments (2, R, B, O).
     """
     tile, row, stack = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    first_o = tile * BLOCK_O
-    units, classes = first_o + tl.arange(0, BLOCK_O), tl.arange(0, BLOCK_K)
-    replica, step = tl.load(replica_ptr + row).to(tl.int32), tl.load(step_ptr).to(tl.int32)
+    first_o = tile * TILE.units
+    units, classes = first_o + tl.arange(0, TILE.units), tl.arange(0, TILE.classes)
+    replica, step = tl.load(inputs.draws.replica + row).to(tl.int32), tl.load(inputs.draws.step).to(tl.int32)
     rate, unit_keep = 1.0, 1.0
     if GATE == 1:
-        rate = tl.load(keep_ptr + row)
+        rate = tl.load(inputs.keep + row)
     if DROPPED:
-        unit_keep = tl.load(unit_keep_ptr + row)
-    bias, keep, drop = bias_tile(bias_ptr, logit_ptr, row, first_o, UNITS, GATE, COMPILED, BLOCK_O)
-    weight = load_tile(weight_ptr, row.to(tl.int64) * CLASSES * UNITS, classes, units, CLASSES, UNITS)
-    by_weight = tl.zeros((BLOCK_K, BLOCK_O), tl.float32)
-    by_output_bias = tl.zeros((BLOCK_K,), tl.float32)
+        unit_keep = tl.load(inputs.unit_keep + row)
+    line = bias_tile(inputs, row, first_o, SIZES.units, TILE.units, GATE, COMPILED)
+    bias, keep, drop = line
+    weight_base = row.to(tl.int64) * SIZES.classes * SIZES.units
+    weight = load_tile(inputs.weight, weight_base, classes, units, SIZES.classes, SIZES.units)
+    grad_weight = tl.zeros((TILE.classes, TILE.units), tl.float32)
+    grad_output_bias = tl.zeros((TILE.classes,), tl.float32)
     # By the gated bias, and with gates as noise by its mean and variance.
-    by_bias = tl.zeros((1, BLOCK_O), tl.float32)
-    by_gate, by_variance = by_bias, by_bias
-    block = row.to(tl.int64) * BATCH * UNITS
-    next_one = stack.to(tl.int64) * BATCH * UNITS
-    for first_b in range(0, BATCH, BLOCK_B):
-        examples = first_b + tl.arange(0, BLOCK_B)
-        places = examples[:, None] * UNITS + units[None, :]
-        inside = (examples[:, None] < BATCH) & (units[None, :] < UNITS)
-        tile_by_mean = tl.zeros((BLOCK_B, BLOCK_O), tl.float32)
-        tile_by_variance = tile_by_mean
+    grad_bias = tl.zeros((1, TILE.units), tl.float32)
+    grad_gate, grad_variance = grad_bias, grad_bias
+    block = row.to(tl.int64) * SIZES.batch * SIZES.units
+    next_one = stack.to(tl.int64) * SIZES.batch * SIZES.units
+    for first_b in range(0, SIZES.batch, TILE.batch):
+        examples = first_b + tl.arange(0, TILE.batch)
+        places = examples[:, None] * SIZES.units + units[None, :]
+        inside = (examples[:, None] < SIZES.batch) & (units[None, :] < SIZES.units)
+        tile_grad_mean = tl.zeros((TILE.batch, TILE.units), tl.float32)
+        tile_grad_variance = tile_grad_mean
         for sample in range(SAMPLES):
-            before, on, slope = sums_with_bias(
-                sums_ptr, noise_ptr, bias, keep, drop, rate, seed, sample, row, step, replica, stack, examples, first_o,
-                BATCH, UNITS, GATE, MARGIN, BLOCK_O,
-            )  # fmt: skip
-            base = (sample * stack + row).to(tl.int64) * BATCH * CLASSES
-            by_class = load_tile(by_class_ptr, base, examples, classes, BATCH, CLASSES)
+            before, on, chain = sums_with_bias(
+                inputs,
+                line,
+                rate,
+                sample,
+                row,
+                step,
+                replica,
+                stack,
+                examples,
+                first_o,
+                SIZES,
+                TILE.units,
+                GATE,
+                MARGIN,
+            )
+            base = (sample * stack + row).to(tl.int64) * SIZES.batch * SIZES.classes
+            grad_scores = load_tile(grad_scores_ptr, base, examples, classes, SIZES.batch, SIZES.classes)
             hidden = rectified(before)
-            by_before = tl.dot(by_class, weight, input_precision="tf32x3")
+            grad_before = tl.dot(grad_scores, weight, input_precision="tf32x3")
             if DROPPED:
                 factor = unit_factor(
-                    unit_seed, sample, step, replica, unit_keep, first_b, first_o, UNITS, BLOCK_B, BLOCK_O
+                    inputs.unit_seed, sample, step, replica, unit_keep, first_b, first_o, SIZES.units, TILE
                 )
                 hidden *= factor
-                by_before *= factor
-            by_before = tl.where(before <= 0.0, 0.0, by_before)
-            by_weight = tl.dot(tl.trans(by_class), hidden, by_weight, input_precision="tf32x3")
-            by_output_bias += tl.sum(by_class, axis=0)
+                grad_before *= factor
+            grad_before = tl.where(before <= 0.0, 0.0, grad_before)
+            grad_weight = tl.dot(tl.trans(grad_scores), hidden, grad_weight, input_precision="tf32x3")
+            grad_output_bias += tl.sum(grad_scores, axis=0)
             if GATE == 4:
-                tile_by_mean += by_before
-                tile_by_variance += by_before * slope
+                tile_grad_mean += grad_before
+                tile_grad_variance += grad_before * chain
             else:
-                found = tl.sum(by_before, axis=0)[None, :]
-                by_gate += found
-                by_bias += found * on if GATE > 0 else found
-                tl.store(by_sums_ptr + sample * next_one + block + places, by_before.to(tl.bfloat16), mask=inside)
+                found = tl.sum(grad_before, axis=0)[None, :]
+                grad_gate += found
+                grad_bias += found * on if GATE > 0 else found
+                own = result.grad_sums + sample * next_one + block
+                tl.store(own + places, grad_before.to(tl.bfloat16), mask=inside)
         if GATE == 4:
-            by_gate += tl.sum(tile_by_mean, axis=0)[None, :]
-            by_variance += tl.sum(tile_by_variance, axis=0)[None, :]
-            tl.store(by_sums_ptr + block + places, tile_by_mean.to(tl.bfloat16), mask=inside)
-            tl.store(by_sums_ptr + next_one + block + places, tile_by_variance.to(tl.bfloat16), mask=inside)
-    line = units[None, :] < UNITS
+            grad_gate += tl.sum(tile_grad_mean, axis=0)[None, :]
+            grad_variance += tl.sum(tile_grad_variance, axis=0)[None, :]
+            tl.store(result.grad_sums + block + places, tile_grad_mean.to(tl.bfloat16), mask=inside)
+            tl.store(result.grad_sums + next_one + block + places, tile_grad_variance.to(tl.bfloat16), mask=inside)
+    real = units[None, :] < SIZES.units
     if GATE == 4:
-        by_bias = keep * by_gate + 2.0 * keep * drop * bias * by_variance
-        by_gate += (drop - keep) * bias * by_variance
+        grad_bias = keep * grad_gate + 2.0 * keep * drop * bias * grad_variance
+        grad_gate += (drop - keep) * bias * grad_variance
     if GATE > 2:
-        by_logit = by_gate * bias * keep * drop
-        tl.store(by_logit_ptr + row * UNITS + units[None, :], by_logit, mask=line)
+        grad_logit = grad_gate * bias * keep * drop
+        tl.store(result.grad_logit + row * SIZES.units + units[None, :], grad_logit, mask=real)
     if GATE > 0:
-        by_bias += slab_scale * (rate if GATE == 1 else keep) * bias
-    tl.store(by_bias_ptr + row * UNITS + units[None, :], by_bias, mask=line)
+        grad_bias += slab_scale * (rate if GATE == 1 else keep) * bias
+    tl.store(result.grad_bias + row * SIZES.units + units[None, :], grad_bias, mask=real)
     tl.store(
-        by_weight_ptr + row.to(tl.int64) * CLASSES * UNITS + (classes[:, None] * UNITS + units[None, :]),
-        by_weight,
-        mask=(classes[:, None] < CLASSES) & (units[None, :] < UNITS),
+        result.grad_weight + weight_base + (classes[:, None] * SIZES.units + units[None, :]),
+        grad_weight,
+        mask=(classes[:, None] < SIZES.classes) & (units[None, :] < SIZES.units),
     )
     if tile == 0:
-        tl.store(by_output_bias_ptr + row * CLASSES + classes, by_output_bias, mask=classes < CLASSES)
+        tl.store(
+            result.grad_output_bias + row * SIZES.classes + classes, grad_output_bias, mask=classes < SIZES.classes
+        )
         for sample in range(SAMPLES):
             total = 0.0
-            for part in range(TILES):
+            for part in range(PARTS):
                 total += tl.load(partial_ptr + (part * SAMPLES + sample) * stack + row)
-            tl.store(reward_ptr + sample * stack + row, total / BATCH)
+            tl.store(result.rewards + sample * stack + row, total / SIZES.batch)

@@ -1,15 +1,14 @@
 """How the dense layer's kernels are launched on a card: tiles, warps, stages, registers.
 
-The defaults were chosen on an H200. `dcpp tune` measures others and leaves them in a file of the card and of Triton's
-version, which is read once a process and counts as long as the kernels are what they were. Nothing is ever measured in
-a training, and nothing here depends on R: sums have one order in every stack.
+The defaults were chosen on an H200. `dcpp tune` measures others and keeps them in a file for the card and for Triton's
+version. A process reads it once, and it holds as long as the kernels are the same. Nothing is measured in a training,
+and nothing here depends on R: sums have one order in every stack.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import importlib
 import inspect
 import json
 import os
@@ -21,6 +20,7 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -28,15 +28,10 @@ import torch
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.lab.cache_dir import cache_directory
 from dropconnectpp.lab.config.json_values import canonical
-from dropconnectpp.lab.kernels.compiled import compiled
+from dropconnectpp.lab.kernels.support import has_triton
 
 VARIABLE = "DCPP_LAUNCHES"
-"""Names another file, or is "off" for the defaults."""
-TUNED = (
-    *(f"dropconnectpp.lab.kernels.{name}_triton" for name in ("layer", "local", "gates")),
-    "dropconnectpp.ops.gpu_triton",
-)
-"""Where the sources are of the kernels that are tuned; Triton compiles what they call into them."""
+"""An environment variable that names another file, or is "off" for the defaults."""
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
 LIMITS = {
     "block": (16, 65536),
@@ -48,12 +43,12 @@ LIMITS = {
     "num_stages": (1, 8),
     "maxnreg": (16, 255),
 }
-"""Least and most; all but the last two are powers of two."""
+"""The least and the most; all but the last two are powers of two."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What every launch has."""
+    """What the launch of every kernel has."""
 
     num_warps: int
 
@@ -74,14 +69,14 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Walk(Launch):
-    """Of a kernel that takes a block of gates at a time."""
+    """The launch of a kernel that takes a block of gates at a time."""
 
     block: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Product(Launch):
-    """Of a kernel with products: its largest tiles of the batch, of units and of inputs; None leaves registers open."""
+    """The launch of a kernel with products: its largest tiles; None leaves the number of registers to Triton."""
 
     block_b: int
     block_o: int
@@ -92,7 +87,7 @@ class Product(Launch):
 
 @dataclass(frozen=True, kw_only=True)
 class Forward(Product):
-    """Of a forward pass, one program of which adds up ``split`` inputs."""
+    """The launch of a forward pass, of which one program adds up ``split`` inputs."""
 
     split: int
 
@@ -104,7 +99,7 @@ class Forward(Product):
 
 @dataclass(frozen=True, kw_only=True)
 class Launches:
-    """Every launch of the dense layer. Which one is meant by "many" and "crowded", `layer` and `local` say."""
+    """Every launch of the dense layer; `layer` and `local` say what is "many" and what is "crowded"."""
 
     forward: Forward = Forward(block_b=128, block_o=64, block_i=64, num_warps=8, num_stages=2, maxnreg=128, split=512)
     forward_many: Forward = Forward(
@@ -126,7 +121,7 @@ _imposed: ContextVar[Launches | None] = ContextVar("imposed", default=None)
 
 
 def of(device: torch.device) -> Launches:
-    """Those in force on a device: what `using` says, else what its file says, else the defaults."""
+    """The launches in force on a device: those of `using`, else those of its file, else the defaults."""
     if (imposed := _imposed.get()) is not None:
         return imposed
     if device.type != "cuda":
@@ -136,7 +131,7 @@ def of(device: torch.device) -> Launches:
 
 @contextmanager
 def using(launches: Launches) -> Iterator[None]:
-    """Inside, and on this thread, these are in force on every device."""
+    """Within the context, and on this thread, these launches are in force on every device."""
     token = _imposed.set(launches)
     try:
         yield
@@ -145,7 +140,7 @@ def using(launches: Launches) -> Iterator[None]:
 
 
 def evidence(device: torch.device) -> dict[str, str]:
-    """What a result made on the device has to say of its launches: nothing where they are the defaults."""
+    """What a result made on the device must say of its launches: nothing where they are the defaults."""
     found = of(device)
     return {} if found == DEFAULTS else {"launches": f"tuned, {_digest(canonical(asdict(found)))}"}
 
@@ -166,15 +161,22 @@ def card(device: torch.device) -> dict[str, str]:
 
 @cache
 def kernels() -> str:
-    """A digest of the kernels that are tuned: after a change of theirs other launches may be the fastest."""
-    modules = [importlib.import_module(name) for name in TUNED]
-    return _digest("".join(inspect.getsource(module) for module in modules))
+    """A digest of the kernels that are tuned: once they change, other launches may be the fastest."""
+    return _digest("".join(inspect.getsource(module) for module in sources()))
+
+
+def sources() -> tuple[ModuleType, ...]:
+    """The modules of the kernels that are tuned, with those that Triton compiles into them."""
+    from dropconnectpp.lab.kernels import gates_triton, layer_triton, local_triton
+    from dropconnectpp.ops import gpu_triton
+
+    return layer_triton, local_triton, gates_triton, gpu_triton
 
 
 def file_of(device: torch.device) -> Path | None:
-    """Where a card's launches are kept, there or not; None where `DCPP_LAUNCHES` is "off".
+    """Where a card's launches are kept, whether or not the file exists; None where `DCPP_LAUNCHES` is "off".
 
-    Raises RuntimeError where that is in the home of a user who has none.
+    Raises RuntimeError where it would be in the home of a user who has none.
     """
     if named := os.environ.get(VARIABLE):
         return None if named == "off" else Path(named).expanduser()
@@ -183,14 +185,14 @@ def file_of(device: torch.device) -> Path | None:
 
 
 def write(path: Path, launches: Launches, made_for: dict[str, str]) -> None:
-    """Keep launches; whoever reads meanwhile finds the file before."""
+    """Keep launches; whoever reads meanwhile finds the old file whole."""
     with _part_of(path) as part:
         part.write_text(json.dumps({**made_for, "launches": asdict(launches)}, indent=1) + "\n", encoding="utf-8")
         part.replace(path)
 
 
 def try_to_write(path: Path) -> None:
-    """Raise now what `write` would, and leave the file as it is."""
+    """Raise now what `write` would raise, and leave the file as it is."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     with _part_of(path) as part:
@@ -199,7 +201,7 @@ def try_to_write(path: Path) -> None:
 
 @contextmanager
 def _part_of(path: Path) -> Iterator[Path]:
-    """A file beside the one that it becomes, in a folder that is there."""
+    """A file beside the one that it is to become, in a folder that exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -209,7 +211,7 @@ def _part_of(path: Path) -> Iterator[Path]:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether `dcpp tune` may replace or remove it: what `DCPP_LAUNCHES` names may be any file of the user's."""
+    """Whether `dcpp tune` may replace or remove the file: `DCPP_LAUNCHES` may name any file of the user's."""
     if not os.environ.get(VARIABLE):
         return True
     try:
@@ -222,7 +224,7 @@ def is_ours(path: Path) -> bool:
 
 
 def read(path: Path, made_for: dict[str, str]) -> Launches:
-    """What `write` kept for this card; the error for anything else says what is wrong with it."""
+    """What `write` kept for this card; for anything else an ArgumentError says what is wrong with it."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -238,7 +240,7 @@ def read(path: Path, made_for: dict[str, str]) -> Launches:
 
 
 def _like(example: Any, values: Any, where: str) -> Any:
-    """A dataclass such as the example, with other values."""
+    """A dataclass like the example, with other values."""
     names = vars(example)
     if not isinstance(values, dict) or values.keys() != names.keys():
         raise ArgumentError(f"{where} must have {', '.join(names)}, and nothing else.")
@@ -250,7 +252,7 @@ def _like(example: Any, values: Any, where: str) -> Any:
 def _of_card(index: int) -> Launches:
     device, named = torch.device("cuda", index), os.environ.get(VARIABLE)
     try:
-        path = file_of(device) if compiled("layer") is not None else None
+        path = file_of(device) if has_triton() else None
     except RuntimeError as error:  # a user without a home has no file in it
         if named:
             _warn(f"{VARIABLE}={named}", str(error), f"Name another file with {VARIABLE}.")

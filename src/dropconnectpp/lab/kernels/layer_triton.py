@@ -1,7 +1,7 @@
 """The Triton kernels behind `layer`: imported only where Triton is installed.
 
-GATE is 0 for open, 1 for a fixed rate, 2 for learned gates by the score, 3 for learned gates straight through. Other
-switches are those of `gates_triton`. Sizes are constants: with them a kernel needs a third fewer registers.
+GATE is 0 for open, 1 for a fixed rate, 2 for learned gates by the score, 3 for learned gates straight through.
+COMPILED, SAMPLES and TERMS are those of `gates_triton`. With constant SIZES a kernel needs a third fewer registers.
 """
 
 from __future__ import annotations
@@ -32,21 +32,15 @@ def product_kernel(  # type: ignore[no-untyped-def]
     weight_ptr,
     logit_ptr,
     keep_ptr,
-    replica_ptr,
-    step_ptr,
+    draws,
     result_ptr,
-    seed,
     stack,
-    BATCH: tl.constexpr,
-    UNITS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    SIZES,
+    TILE,
     LENGTH: tl.constexpr,
     SAMPLES: tl.constexpr,
     GATE: tl.constexpr,
     COMPILED: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
 ):
     """x (W z)^T over LENGTH inputs: a partial sum, result is (splits, L, R, B, O).
 
@@ -56,27 +50,27 @@ def product_kernel(  # type: ignore[no-untyped-def]
     tile, sample = tl.program_id(0), 0
     if SAMPLES > 1:
         sample, tile = tile % SAMPLES, tile // SAMPLES
-    tiles = tl.cdiv(UNITS, BLOCK_O)
-    first_o = (tile % tiles) * BLOCK_O
+    tiles = tl.cdiv(SIZES.units, TILE.units)
+    first_o = (tile % tiles) * TILE.units
     split, row = tl.program_id(1), tl.program_id(2)
-    rows = first_o + tl.arange(0, BLOCK_O)
-    examples = (tile // tiles) * BLOCK_B + tl.arange(0, BLOCK_B)
-    base = row.to(tl.int64) * UNITS * WIDTH
-    x_base = row.to(tl.int64) * BATCH * WIDTH
+    rows = first_o + tl.arange(0, TILE.units)
+    examples = (tile // tiles) * TILE.batch + tl.arange(0, TILE.batch)
+    base = row.to(tl.int64) * SIZES.units * SIZES.inputs
+    x_base = row.to(tl.int64) * SIZES.batch * SIZES.inputs
     if GATE > 0:
-        replica = tl.load(replica_ptr + row).to(tl.int32)
-        step = tl.load(step_ptr).to(tl.int32)
+        replica = tl.load(draws.replica + row).to(tl.int32)
+        step = tl.load(draws.step).to(tl.int32)
     if GATE == 1:
         rate = tl.load(keep_ptr + row)
-    total = tl.zeros((BLOCK_B, BLOCK_O), tl.float32)
+    total = tl.zeros((TILE.batch, TILE.units), tl.float32)
     first = split * LENGTH
-    for first_i in range(first, tl.minimum(first + LENGTH, WIDTH), BLOCK_I):
-        columns = first_i + tl.arange(0, BLOCK_I)
-        inside = (rows[:, None] < UNITS) & (columns[None, :] < WIDTH)
-        places = rows[:, None] * WIDTH + columns[None, :]
+    for first_i in range(first, tl.minimum(first + LENGTH, SIZES.inputs), TILE.inputs):
+        columns = first_i + tl.arange(0, TILE.inputs)
+        inside = (rows[:, None] < SIZES.units) & (columns[None, :] < SIZES.inputs)
+        places = rows[:, None] * SIZES.inputs + columns[None, :]
         x = tl.load(
-            x_ptr + x_base + (examples[:, None] * WIDTH + columns[None, :]),
-            mask=(examples[:, None] < BATCH) & (columns[None, :] < WIDTH),
+            x_ptr + x_base + (examples[:, None] * SIZES.inputs + columns[None, :]),
+            mask=(examples[:, None] < SIZES.batch) & (columns[None, :] < SIZES.inputs),
             other=0.0,
         )
         weight = tl.load(weight_ptr + base + places, mask=inside, other=0.0)
@@ -84,171 +78,126 @@ def product_kernel(  # type: ignore[no-untyped-def]
             logit = tl.load(logit_ptr + base + places, mask=inside, other=0.0)
         if GATE > 0:
             keep = rate if GATE == 1 else keep_of(logit, COMPILED)
-            noise = noise_of(seed, sample, step, replica, first_o, first_i, WIDTH, BLOCK_O, BLOCK_I)
+            noise = noise_of(draws.seed, sample, step, replica, first_o, first_i, SIZES.inputs, TILE.units, TILE.inputs)
             weight = tl.where(noise < keep, weight, 0.0)
         total = multiply(x, tl.trans(weight.to(tl.bfloat16)), total, COMPILED)
-    result_base = ((split.to(tl.int64) * SAMPLES + sample) * stack + row) * BATCH * UNITS
+    result_base = ((split.to(tl.int64) * SAMPLES + sample) * stack + row) * SIZES.batch * SIZES.units
     tl.store(
-        result_ptr + result_base + (examples[:, None] * UNITS + rows[None, :]),
+        result_ptr + result_base + (examples[:, None] * SIZES.units + rows[None, :]),
         total,
-        mask=(examples[:, None] < BATCH) & (rows[None, :] < UNITS),
+        mask=(examples[:, None] < SIZES.batch) & (rows[None, :] < SIZES.units),
     )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def backward_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
-    by_output_ptr,
-    by_x_ptr,
-    weight_ptr,
-    weight_sum_ptr,
-    logit_ptr,
-    logit_sum_ptr,
-    alpha_ptr,
-    alpha_sum_ptr,
-    beta_ptr,
-    beta_sum_ptr,
-    keep_ptr,
+    grad_output_ptr,
+    grad_x_ptr,
+    weights,
     size_ptr,
-    gate_size_ptr,
-    kl_scale_ptr,
-    replica_ptr,
-    step_ptr,
-    seed,
-    slab_scale,
-    prior_alpha,
-    prior_beta,
-    epsilon,
-    even,
-    odd,
-    BATCH: tl.constexpr,
-    UNITS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    gate,
+    keep_ptr,
+    draws,
+    SIZES,
+    TILE,
+    TERMS,
+    GRAD_X: tl.constexpr,
+    UPDATE: tl.constexpr,
     SAMPLES: tl.constexpr,
     GATE: tl.constexpr,
-    HYPER: tl.constexpr,
-    SKEWED: tl.constexpr,
-    SLAB: tl.constexpr,
-    INSIDE: tl.constexpr,
-    BY_X: tl.constexpr,
-    UPDATE: tl.constexpr,
     COMPILED: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
 ):
-    """by_x = G (W z) where BY_X, and where UPDATE a step of Adagrad on all that the product G^T x gives a gradient.
+    """Where GRAD_X, G (W z); where UPDATE, a step of Adagrad on all whose gradient comes of the product G^T x.
 
-    Both sum over samples: by_output is (L, R, B, O). The grid is tiles of inputs, replicas, and tiles of the batch for
-    BY_X alone. Both at once need one tile of the batch; UPDATE alone loops over tiles of the batch. Gates that learn by
-    the score take their step in `gate_kernel`: they need no product, and one pass for both is slower.
+    Both sum over samples: G is grad_output, (L, R, B, O). The grid is tiles of inputs, replicas, and tiles of the batch
+    for GRAD_X alone. Both at once need one tile of the batch; UPDATE alone loops over tiles of the batch. Gates that
+    learn by the score take their step in `gate_kernel`: they need no product, and one pass for both is slower.
     """
     tile, row = tl.program_id(0), tl.program_id(1)
-    examples = tl.program_id(2) * BLOCK_B + tl.arange(0, BLOCK_B)
-    first_i = tile * BLOCK_I
-    columns = first_i + tl.arange(0, BLOCK_I)
-    base = row.to(tl.int64) * UNITS * WIDTH
-    x_base = row.to(tl.int64) * BATCH * WIDTH
-    output_base = row.to(tl.int64) * BATCH * UNITS
-    next_sample = tl.num_programs(1).to(tl.int64) * BATCH * UNITS
-    x_places = examples[:, None] * WIDTH + columns[None, :]
-    x_inside = (examples[:, None] < BATCH) & (columns[None, :] < WIDTH)
+    examples = tl.program_id(2) * TILE.batch + tl.arange(0, TILE.batch)
+    first_i = tile * TILE.inputs
+    columns = first_i + tl.arange(0, TILE.inputs)
+    base = row.to(tl.int64) * SIZES.units * SIZES.inputs
+    x_base = row.to(tl.int64) * SIZES.batch * SIZES.inputs
+    output_base = row.to(tl.int64) * SIZES.batch * SIZES.units
+    next_sample = tl.num_programs(1).to(tl.int64) * SIZES.batch * SIZES.units
+    x_places = examples[:, None] * SIZES.inputs + columns[None, :]
+    x_inside = (examples[:, None] < SIZES.batch) & (columns[None, :] < SIZES.inputs)
     if GATE > 0:
-        replica = tl.load(replica_ptr + row).to(tl.int32)
-        step = tl.load(step_ptr).to(tl.int32)
+        replica = tl.load(draws.replica + row).to(tl.int32)
+        step = tl.load(draws.step).to(tl.int32)
     if GATE == 1:
         rate = tl.load(keep_ptr + row)
     if UPDATE:
         size = tl.load(size_ptr + row)
         if GATE == 3:
-            gate_size = tl.load(gate_size_ptr + row)
-            kl_scale = tl.load(kl_scale_ptr + row)
-    if BY_X:
-        by_x = tl.zeros((BLOCK_B, BLOCK_I), tl.float32)
+            gate_size = tl.load(gate.size + row)
+            kl_scale = tl.load(gate.kl_scale + row)
+    if GRAD_X:
+        grad_x = tl.zeros((TILE.batch, TILE.inputs), tl.float32)
         if UPDATE:
             x = tl.load(x_ptr + x_base + x_places, mask=x_inside, other=0.0)
-    for first_o in range(0, UNITS, BLOCK_O):
-        rows = first_o + tl.arange(0, BLOCK_O)
-        inside = (rows[:, None] < UNITS) & (columns[None, :] < WIDTH)
-        places = rows[:, None] * WIDTH + columns[None, :]
+    for first_o in range(0, SIZES.units, TILE.units):
+        rows = first_o + tl.arange(0, TILE.units)
+        inside = (rows[:, None] < SIZES.units) & (columns[None, :] < SIZES.inputs)
+        places = rows[:, None] * SIZES.inputs + columns[None, :]
         # All loads come first: what follows hides their latency. With several samples there are no registers for it.
-        weight = tl.load(weight_ptr + base + places, mask=inside, other=0.0)
+        weight = tl.load(weights.value + base + places, mask=inside, other=0.0)
         if GATE > 1:
-            logit = tl.load(logit_ptr + base + places, mask=inside, other=0.0)
-        if BY_X and SAMPLES == 1:
-            by_output = load_tile(by_output_ptr, output_base, examples, rows, BATCH, UNITS)
+            logit = tl.load(gate.logit.value + base + places, mask=inside, other=0.0)
+        if GRAD_X and SAMPLES == 1:
+            grad_output = load_tile(grad_output_ptr, output_base, examples, rows, SIZES.batch, SIZES.units)
         if UPDATE and SAMPLES == 1:
-            weight_sum = tl.load(weight_sum_ptr + base + places, mask=inside, other=1.0)
+            weight_squares = tl.load(weights.squares + base + places, mask=inside, other=1.0)
             if GATE == 3:
-                logit_sum = tl.load(logit_sum_ptr + base + places, mask=inside, other=1.0)
+                logit_squares = tl.load(gate.logit.squares + base + places, mask=inside, other=1.0)
         if GATE > 0:
             keep = rate if GATE == 1 else keep_of(logit, COMPILED)
-        by_weight = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
-        by_gate = by_weight
+        grad_weight = tl.zeros((TILE.units, TILE.inputs), tl.float32)
+        grad_gate = grad_weight
         for sample in range(SAMPLES):
             place = output_base + sample * next_sample
-            if BY_X and SAMPLES > 1:
-                by_output = load_tile(by_output_ptr, place, examples, rows, BATCH, UNITS)
+            if GRAD_X and SAMPLES > 1:
+                grad_output = load_tile(grad_output_ptr, place, examples, rows, SIZES.batch, SIZES.units)
             if GATE > 0:
-                on = noise_of(seed, sample, step, replica, first_o, first_i, WIDTH, BLOCK_O, BLOCK_I) < keep
+                noise = noise_of(
+                    draws.seed, sample, step, replica, first_o, first_i, SIZES.inputs, TILE.units, TILE.inputs
+                )
+                on = noise < keep
                 gated = tl.where(on, weight, 0.0).to(tl.bfloat16)
             else:
                 gated = weight.to(tl.bfloat16)
-            if BY_X:
-                by_x = multiply(by_output, gated, by_x, COMPILED)
+            if GRAD_X:
+                grad_x = multiply(grad_output, gated, grad_x, COMPILED)
             if UPDATE:
-                product = tl.zeros((BLOCK_O, BLOCK_I), tl.float32)
-                if BY_X:
-                    product = multiply(tl.trans(by_output), x, product, COMPILED)
+                product = tl.zeros((TILE.units, TILE.inputs), tl.float32)
+                if GRAD_X:
+                    product = multiply(tl.trans(grad_output), x, product, COMPILED)
                 else:
-                    for first_b in range(0, BATCH, BLOCK_B):
-                        several = first_b + tl.arange(0, BLOCK_B)
-                        some_x = load_tile(x_ptr, x_base, several, columns, BATCH, WIDTH)
-                        some_output = load_tile(by_output_ptr, place, several, rows, BATCH, UNITS)
+                    for first_b in range(0, SIZES.batch, TILE.batch):
+                        several = first_b + tl.arange(0, TILE.batch)
+                        some_x = load_tile(x_ptr, x_base, several, columns, SIZES.batch, SIZES.inputs)
+                        some_output = load_tile(grad_output_ptr, place, several, rows, SIZES.batch, SIZES.units)
                         product = multiply(tl.trans(some_output), some_x, product, COMPILED)
-                by_gate = product if SAMPLES == 1 else by_gate + product
+                grad_gate = product if SAMPLES == 1 else grad_gate + product
                 if GATE > 0:
                     product = tl.where(on, product, 0.0)
-                by_weight = product if SAMPLES == 1 else by_weight + product
+                grad_weight = product if SAMPLES == 1 else grad_weight + product
         if UPDATE:
             if SAMPLES > 1:
-                weight_sum = tl.load(weight_sum_ptr + base + places, mask=inside, other=1.0)
+                weight_squares = tl.load(weights.squares + base + places, mask=inside, other=1.0)
                 if GATE == 3:
-                    logit_sum = tl.load(logit_sum_ptr + base + places, mask=inside, other=1.0)
-            if SLAB:
-                by_weight += slab_scale * keep * weight
+                    logit_squares = tl.load(gate.logit.squares + base + places, mask=inside, other=1.0)
+            if TERMS.slab:
+                grad_weight += gate.slab_scale * keep * weight
             adagrad_step(
-                weight_ptr, weight_sum_ptr, base, places, inside, weight, weight_sum, by_weight, size, epsilon, INSIDE
+                weights, base, places, inside, weight, weight_squares, grad_weight, size, gate.epsilon, TERMS.inside
             )
             if GATE == 3:
                 gate_step(
-                    logit_ptr,
-                    logit_sum_ptr,
-                    alpha_ptr,
-                    alpha_sum_ptr,
-                    beta_ptr,
-                    beta_sum_ptr,
-                    base,
-                    places,
-                    inside,
-                    logit,
-                    logit_sum,
-                    keep,
-                    by_gate * weight,
-                    weight,
-                    kl_scale,
-                    slab_scale,
-                    prior_alpha,
-                    prior_beta,
-                    gate_size,
-                    epsilon,
-                    even,
-                    odd,
-                    GATE,
-                    HYPER,
-                    SKEWED,
-                    SLAB,
-                    INSIDE,
-                )
-    if BY_X:
-        tl.store(by_x_ptr + x_base + x_places, by_x.to(tl.bfloat16), mask=x_inside)
+                    gate, base, places, inside, logit, logit_squares, keep, grad_gate * weight, weight, kl_scale,
+                    gate_size, TERMS, GATE,
+                )  # fmt: skip
+    if GRAD_X:
+        tl.store(grad_x_ptr + x_base + x_places, grad_x.to(tl.bfloat16), mask=x_inside)

@@ -1,14 +1,13 @@
 """The weights of a stack's dense layer under gates that act as Gaussian noise on its sums, in one training step, fused.
 
-On a GPU with Triton mean and variance of the sums take one pass over the weights, and no gradient of a weight goes to
-memory. Elsewhere, and for what a kernel does not cover, the twin runs, with the same result to rounding.
+On a GPU with Triton mean and variance of the sums take one pass over the weights, and no gradient by a weight goes to
+memory. Elsewhere, and for what a kernel does not support, the twin runs, with the same result to rounding.
 Shapes: R replicas, B batch, I inputs, O units.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,29 +16,29 @@ from dropconnectpp import functional
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.lab.kernels import launch_config
 from dropconnectpp.lab.kernels.adagrad import adagrad_all_
-from dropconnectpp.lab.kernels.compiled import compiled
+from dropconnectpp.lab.kernels.arguments import Sizes, Trained, constants
 from dropconnectpp.lab.kernels.gates import (
     Adagrad,
     Kind,
     LearnedGate,
     check_update,
-    loss_terms,
+    gate_state,
     row,
-    slope_polynomial,
     step_gate_,
+    terms,
 )
-from dropconnectpp.lab.kernels.layer import FEW_UNITS, MOST_SPLITS, rounded, tile, usable, whole
+from dropconnectpp.lab.kernels.layer import FEW_UNITS, MOST_SPLITS, passes, rounded, supported, tile, whole
 
 MARGIN = 1e-12
-"""Added to a variance of sums: keeps the slope of its root finite where every input is zero."""
+"""Added to a variance of sums: keeps the gradient of its root finite where every input is zero."""
 
 
 @dataclass(frozen=True)
 class LocalGate(LearnedGate):
-    """pi~ = sigmoid(logit) of which no mask is drawn: its mean and variance are all that counts, for `gate_moments`.
+    """pi~ = sigmoid(logit), of which no mask is drawn: `gate_moments` takes its mean and variance alone.
 
-    The stream is that of the noise on the sums. The loss's gradient goes through the moments to the logit, so there is
-    one kind of it; the rest is as for `LearnedGate`.
+    The stream is that of the noise on the sums. There is one kind, since the loss's gradient goes through the moments
+    to the logit; the rest is as for `LearnedGate`.
     """
 
     kind: Kind = "straight-through"
@@ -57,9 +56,9 @@ class LocalGate(LearnedGate):
 def gate_moments(x: Tensor, weight: Tensor, gate: LocalGate) -> Tensor:
     """Mean x (pi~ W)^T and variance x^2 (pi~ (1 - pi~) W^2)^T of the layer's sums, (2, R, B, O).
 
-    In the weight's precision, from operands rounded to that of x (R, B, I).
+    In the weight's precision, of operands rounded to that of x (R, B, I).
     """
-    if usable(x, weight, gate):
+    if supported(x, weight, gate):
         return _moments_by_kernel(x, weight, gate)
     pairs = zip(_inputs(x, weight), _synapses(x, weight, gate), strict=True)
     return torch.stack([torch.bmm(inputs, synapses.mT) for inputs, synapses in pairs])
@@ -78,25 +77,23 @@ def _synapses(x: Tensor, weight: Tensor, gate: LocalGate) -> tuple[Tensor, Tenso
 
 
 def _moments_by_kernel(x: Tensor, weight: Tensor, gate: LocalGate) -> Tensor:
+    from dropconnectpp.lab.kernels.local_triton import moments_kernel
+
     (stack, batch, width), units = x.shape, weight.shape[1]
     launch = launch_config.of(x.device).local_forward
     length = whole(-(-width // MOST_SPLITS), launch.split)
     splits = -(-width // length)
     block_b, block_o = tile(batch, launch.block_b), tile(units, launch.block_o)
     parts = torch.empty((splits, 2, stack, batch, units), device=x.device, dtype=torch.float32)
-    compiled("local").moments_kernel[(-(-units // block_o) * -(-batch // block_b), splits, stack)](
+    moments_kernel[(-(-units // block_o) * -(-batch // block_b), splits, stack)](
         x.contiguous(),
         weight,
         gate.logit,
         parts,
-        BATCH=batch,
-        UNITS=units,
-        WIDTH=width,
+        constants(Sizes(batch, units, width)),
+        constants(Sizes(block_b, block_o, launch.block_i)),
         LENGTH=length,
         COMPILED=x.is_cuda,
-        BLOCK_B=block_b,
-        BLOCK_O=block_o,
-        BLOCK_I=launch.block_i,
         **launch.options,
     )
     return parts.sum(0)
@@ -106,75 +103,56 @@ def _moments_by_kernel(x: Tensor, weight: Tensor, gate: LocalGate) -> Tensor:
 
 
 @torch.no_grad()
-def gate_moments_backward_(x: Tensor, by_moments: Tensor, weight: Tensor, gate: LocalGate, update: Adagrad) -> Tensor:
+def gate_moments_backward_(x: Tensor, grad_moments: Tensor, weight: Tensor, gate: LocalGate, update: Adagrad) -> Tensor:
     """The gradient by x, in its precision; steps weight and gate in place.
 
-    ``by_moments`` (2, R, B, O) is the loss's gradient by `gate_moments`, of all samples together. Nothing has been
-    trained since the forward pass.
+    ``grad_moments`` (2, R, B, O) is the loss's gradient by the result of `gate_moments`, summed over the samples.
+    Nothing may have been trained since the forward pass.
     """
     check_update(gate, update)
-    if usable(x, weight, gate, update):
-        return _backward_by_kernel_(x, by_moments, weight, gate, update)
-    by_mean, by_variance = rounded(by_moments, x, weight.dtype)
+    if supported(x, weight, gate, update):
+        return _backward_by_kernel_(x, grad_moments, weight, gate, update)
+    grad_mean, grad_variance = rounded(grad_moments, x, weight.dtype)
     (inputs, squares), (mean, variance) = _inputs(x, weight), _synapses(x, weight, gate)
-    by_x = torch.bmm(by_mean, mean) + 2.0 * inputs * torch.bmm(by_variance, variance)
-    through_mean, through_variance = torch.bmm(by_mean.mT, inputs), torch.bmm(by_variance.mT, squares)  # (R, O, I)
+    grad_x = torch.bmm(grad_mean, mean) + 2.0 * inputs * torch.bmm(grad_variance, variance)
+    through_mean, through_variance = torch.bmm(grad_mean.mT, inputs), torch.bmm(grad_variance.mT, squares)  # (R, O, I)
     keep = torch.sigmoid(gate.logit)
-    by_weight = keep * through_mean + 2.0 * keep * torch.sigmoid(-gate.logit) * weight * through_variance
+    grad_weight = keep * through_mean + 2.0 * keep * torch.sigmoid(-gate.logit) * weight * through_variance
     if gate.slab_scale:
-        by_weight += gate.slab_scale * keep * weight
-    by_gate = through_mean - torch.tanh(0.5 * gate.logit) * weight * through_variance  # 1 - 2 pi~ to full precision
-    step_gate_(gate, functional.straight_through_gradient(gate.logit, weight, by_gate), weight, update)
-    adagrad_all_([weight], [by_weight], [update.weight], [update.sizes], update.epsilon, update.inside)
-    return by_x.to(x.dtype)
+        grad_weight += gate.slab_scale * keep * weight
+    grad_gate = through_mean - torch.tanh(0.5 * gate.logit) * weight * through_variance  # 1 - 2 pi~ to full precision
+    step_gate_(gate, functional.straight_through_gradient(gate.logit, weight, grad_gate), weight, update)
+    adagrad_all_([weight], [grad_weight], [update.weight], [update.sizes], update.epsilon, update.inside)
+    return grad_x.to(x.dtype)
 
 
-def _backward_by_kernel_(x: Tensor, by_moments: Tensor, weight: Tensor, gate: LocalGate, update: Adagrad) -> Tensor:
+def _backward_by_kernel_(x: Tensor, grad_moments: Tensor, weight: Tensor, gate: LocalGate, update: Adagrad) -> Tensor:
+    from dropconnectpp.lab.kernels.local_triton import moments_backward_kernel
+
     (stack, batch, width), units = x.shape, weight.shape[1]
     # A free q(pi), a slab and many units need more registers.
     crowded = gate.alpha is not None or gate.slab_scale > 0 or units > FEW_UNITS
     chosen = launch_config.of(x.device)
     launch = chosen.local_crowded if crowded else chosen.local_backward
     block_b, block_i = tile(batch, launch.block_b), launch.block_i
-    by_x = torch.empty((stack, batch, width), device=x.device, dtype=x.dtype)
-    arguments: list[Any] = [
+    grad_x = torch.empty((stack, batch, width), device=x.device, dtype=x.dtype)
+    arguments = (
         x.contiguous(),
-        by_moments.to(x.dtype).contiguous(),
-        by_x,
-        weight,
-        update.weight,
-        gate.logit,
-        update.logit,
-        gate.alpha,
-        update.alpha,
-        gate.beta,
-        update.beta,
+        grad_moments.to(x.dtype).contiguous(),
+        grad_x,
+        Trained(weight, update.weight),
         row(update.sizes),
-        row(update.gate_sizes),
-        row(gate.kl_scale),
-        gate.slab_scale,
-        gate.prior_alpha,
-        gate.prior_beta,
-        update.epsilon,
-        *slope_polynomial(gate),
-    ]
-    batches = -(-batch // block_b)
-    # A larger batch takes two launches: each of its tiles needs the weights as they were.
-    passes = [(True, True, 1)] if batches == 1 else [(True, False, batches), (False, True, 1)]
-    for needs_x, needs_update, depth in passes:
-        compiled("local").moments_backward_kernel[(-(-width // block_i), stack, depth)](
+        gate_state(gate, update),
+        constants(Sizes(batch, units, width)),
+        constants(Sizes(block_b, tile(units, launch.block_o), block_i)),
+        constants(terms(gate, update)),
+    )
+    for needs_x, needs_update, depth in passes(batch, block_b):
+        moments_backward_kernel[(-(-width // block_i), stack, depth)](
             *arguments,
-            **loss_terms(gate),
-            INSIDE=update.inside,
-            BY_X=needs_x,
+            GRAD_X=needs_x,
             UPDATE=needs_update,
-            BATCH=batch,
-            UNITS=units,
-            WIDTH=width,
             COMPILED=x.is_cuda,
-            BLOCK_B=block_b,
-            BLOCK_O=tile(units, launch.block_o),
-            BLOCK_I=block_i,
             **launch.options,
         )
-    return by_x
+    return grad_x

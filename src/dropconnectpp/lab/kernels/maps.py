@@ -1,6 +1,6 @@
-"""Maps of a stack of replicas: bias, pool and ReLU in one pass, its way back, and windows for a product.
+"""Maps of a stack of replicas: bias, pool and ReLU in one pass, its backward pass, and windows for a product.
 
-On a GPU with Triton a kernel each; elsewhere the twin. Maps are (B, channels, H, W) with channels last in memory,
+On a GPU with Triton each is a kernel, elsewhere the twin. Maps are (B, channels, H, W) with channels last in memory,
 R*C channels for R replicas.
 """
 
@@ -13,20 +13,17 @@ from torch import Tensor
 from torch.nn.functional import max_pool2d, pad
 
 from dropconnectpp.lab.config.protocol import pooled_side
-from dropconnectpp.lab.kernels.compiled import compiled
+from dropconnectpp.lab.kernels.support import has_triton
 
 LANES = 512
-"""Channels of one program when pooling."""
+"""Channels that one program pools."""
 ALIGNMENT = 8
 """Columns of the windows are filled up to a multiple of this: 16 bytes, without which products are slow."""
 
 
-def usable(*tensors: Tensor) -> bool:
-    """Whether maps can go through a kernel."""
-    return (
-        all(t.is_cuda and t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
-        and compiled("maps") is not None
-    )
+def supported(maps: Tensor) -> bool:
+    """Whether kernels can take maps: on a GPU with Triton, channels last in memory."""
+    return maps.is_cuda and maps.is_contiguous(memory_format=torch.channels_last) and has_triton()
 
 
 # ----------------------------------------------------------------------------------- bias, pool, ReLU
@@ -34,7 +31,7 @@ def usable(*tensors: Tensor) -> bool:
 
 def pool_activation(x: Tensor, bias: Tensor, size: int, stride: int, ceil_mode: bool) -> Tensor:
     """relu(max pool of x + bias): x (B, channels, H, W), bias (channels,) in float32."""
-    if usable(x) and x.dtype == torch.bfloat16 and size <= 15:  # places are bytes, and 255 is none
+    if supported(x) and x.dtype == torch.bfloat16 and size <= 15:  # places are bytes, and 255 is none
         output: Tensor = _PoolActivation.apply(x, bias, size, stride, ceil_mode)  # type: ignore[no-untyped-call]
         return output
     pooled = max_pool2d(x, size, stride, ceil_mode=ceil_mode)
@@ -44,12 +41,14 @@ def pool_activation(x: Tensor, bias: Tensor, size: int, stride: int, ceil_mode: 
 class _PoolActivation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, size: int, stride: int, ceil_mode: bool) -> Tensor:
+        from dropconnectpp.lab.kernels.maps_triton import pool_kernel
+
         batch, channels, height, width = x.shape
         rows, columns = (pooled_side(side, size, stride, ceil_mode) for side in (height, width))
         shape = (batch, channels, rows, columns)
         y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         places = torch.empty(shape, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
-        compiled("maps").pool_kernel[(batch * rows * columns, -(-channels // LANES))](
+        pool_kernel[(batch * rows * columns, -(-channels // LANES))](
             x,
             bias.contiguous(),
             y,
@@ -69,18 +68,20 @@ class _PoolActivation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        from dropconnectpp.lab.kernels.maps_triton import pool_backward_kernel
+
         (places,) = ctx.saved_tensors
         (batch, channels, height, width), size, stride = ctx.sizes
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         rows, columns = gradient.shape[2:]
-        by_x = torch.empty(
+        grad_x = torch.empty(
             ctx.sizes[0], dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last
         )
-        compiled("maps").pool_backward_kernel[(batch * height * width, -(-channels // LANES))](
-            gradient, places, by_x, height, width, rows, columns, channels, SIZE=size, STRIDE=stride, BLOCK=LANES
+        pool_backward_kernel[(batch * height * width, -(-channels // LANES))](
+            gradient, places, grad_x, height, width, rows, columns, channels, SIZE=size, STRIDE=stride, BLOCK=LANES
         )
-        by_bias = torch.where(places == 255, 0.0, gradient).sum((0, 2, 3), dtype=torch.float32)
-        return by_x, by_bias, None, None, None
+        grad_bias = torch.where(places == 255, 0.0, gradient).sum((0, 2, 3), dtype=torch.float32)
+        return grad_x, grad_bias, None, None, None
 
 
 # --------------------------------------------------------------------------------------------- windows
@@ -92,17 +93,19 @@ def padded_columns(channels: int, side: int) -> int:
 
 
 def windows(x: Tensor, replicas: int, side: int, padding: int) -> Tensor:
-    """Every window of every replica's maps, (R, B*H*W, columns): rows, columns and maps of a window side by side."""
+    """Every window of every replica's maps, (R, B*H*W, columns): a window's rows, columns and maps side by side."""
     batch, channels, height, width = x.shape
     per = channels // replicas
     filled = padded_columns(per, side)
     rows, columns = (length + 2 * padding - side + 1 for length in (height, width))
     places = batch * rows * columns
-    if usable(x):
+    if supported(x):
+        from dropconnectpp.lab.kernels.maps_triton import window_kernel
+
         y = torch.empty((replicas, places, filled), dtype=x.dtype, device=x.device)
         lanes = 1 << (filled - 1).bit_length()
         block = max(1, 4096 // lanes)
-        compiled("maps").window_kernel[(-(-places // block), replicas)](
+        window_kernel[(-(-places // block), replicas)](
             x, y, places, height, width, rows, columns, replicas, padding,
             C=per, SIDE=side, PADDED=filled, WIDTH=lanes, BLOCK=block,
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """Uniform, normal and Gamma numbers of a stream for a stack of replicas: one launch each on a GPU with Triton.
 
-Elsewhere the twin runs: uniform numbers are equal bit for bit, the others to rounding. Shapes: R replicas.
+Elsewhere the twin runs. Uniform numbers are the same bit for bit, the others to rounding. Shapes: R replicas.
 """
 
 from __future__ import annotations
@@ -10,21 +10,18 @@ import math
 import torch
 from torch import Tensor
 
-from dropconnectpp.lab.kernels.compiled import as_kernels_take, compiled, counter
+from dropconnectpp.lab.kernels.support import step_tensor, supported
 from dropconnectpp.lab.philox import Stream
 
 BLOCK = 256
 """Blocks of four numbers that a program draws."""
 ATTEMPTS = 8
-
-
-def _by_kernel(like: Tensor) -> bool:
-    return as_kernels_take("noise", like)
+"""Of the rejection method for Gamma numbers."""
 
 
 def draw_uniform(stream: Stream, like: Tensor, replicas: Tensor, step: Tensor | int, draw: int = 0) -> Tensor:
     """`Stream.uniform` in the shape of ``like`` (R, ...): numbers in [0, 1), float64 for a float64."""
-    if not _by_kernel(like):
+    if not supported(like):
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         return stream.uniform(replicas, step, math.prod(like.shape[1:]), draw, dtype=dtype).view(like.shape)
     return _numbers_by_kernel(stream, like, replicas, step, draw, normal=False)
@@ -32,7 +29,7 @@ def draw_uniform(stream: Stream, like: Tensor, replicas: Tensor, step: Tensor | 
 
 def draw_normal(stream: Stream, like: Tensor, replicas: Tensor, step: Tensor | int, draw: int = 0) -> Tensor:
     """`Stream.normal` in the shape and precision of ``like`` (R, ...)."""
-    if _by_kernel(like):
+    if supported(like):
         return _numbers_by_kernel(stream, like, replicas, step, draw, normal=True)
     return stream.normal(replicas, step, math.prod(like.shape[1:]), draw, dtype=like.dtype).view(like.shape)
 
@@ -40,9 +37,11 @@ def draw_normal(stream: Stream, like: Tensor, replicas: Tensor, step: Tensor | i
 def _numbers_by_kernel(
     stream: Stream, like: Tensor, replicas: Tensor, step: Tensor | int, draw: int, normal: bool
 ) -> Tensor:
+    from dropconnectpp.lab.kernels.noise_triton import numbers_kernel
+
     count, noise = math.prod(like.shape[1:]), torch.empty_like(like)
-    compiled("noise").numbers_kernel[(-(-count // (4 * BLOCK)), len(like))](
-        noise, replicas, counter(step, like.device), draw, stream.seed, count, NORMAL=normal, BLOCK=BLOCK
+    numbers_kernel[(-(-count // (4 * BLOCK)), len(like))](
+        noise, replicas, step_tensor(step, like.device), draw, stream.seed, count, NORMAL=normal, BLOCK=BLOCK
     )
     return noise
 
@@ -50,9 +49,9 @@ def _numbers_by_kernel(
 def draw_gamma(shape: Tensor, stream: Stream, replicas: Tensor, step: Tensor | int) -> Tensor:
     """Gamma(shape, 1) numbers (R, ...): Marsaglia and Tsang's rejection with a fixed number of attempts.
 
-    An attempt fails for fewer than 1 in 20; after eight the last is taken, for one number in 10^10.
+    Fewer than 1 attempt in 20 fails. After eight the last is taken, which happens to one number in 10^10.
     """
-    if _by_kernel(shape):
+    if supported(shape):
         return _gamma_by_kernel(shape, stream, replicas, step)
     boosted = shape + 1.0  # their method needs a shape of at least 1; the boost is undone below
     d = boosted - 1.0 / 3.0
@@ -72,12 +71,14 @@ def draw_gamma(shape: Tensor, stream: Stream, replicas: Tensor, step: Tensor | i
 
 
 def _gamma_by_kernel(shape: Tensor, stream: Stream, replicas: Tensor, step: Tensor | int) -> Tensor:
+    from dropconnectpp.lab.kernels.noise_triton import gamma_kernel
+
     count, result = math.prod(shape.shape[1:]), torch.empty_like(shape)
-    compiled("noise").gamma_kernel[(-(-count // (4 * BLOCK)), len(shape))](
+    gamma_kernel[(-(-count // (4 * BLOCK)), len(shape))](
         shape,
         result,
         replicas,
-        counter(step, shape.device),
+        step_tensor(step, shape.device),
         stream.seed,
         count,
         torch.finfo(shape.dtype).tiny,

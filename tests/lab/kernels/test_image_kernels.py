@@ -1,4 +1,4 @@
-"""The kernel for a step's pictures: interpreted on the CPU everywhere, and on a GPU, against its plain-torch twin."""
+"""The kernel for a step's images: interpreted on the CPU everywhere, and on a GPU, against its plain-torch twin."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from dropconnectpp.lab.config.protocol import Normalisation
 from dropconnectpp.lab.data.dataset import DataError
 from dropconnectpp.lab.data.normalisation import channel_statistics, standardise
-from dropconnectpp.lab.kernels import pictures
+from dropconnectpp.lab.kernels.images import gather_standardised, supported
 
 # Launched by hand: the package takes CUDA tensors alone. The output lies in a poisoned buffer, so that a write outside
 # its range shows too.
 INTERPRETED = """
 import torch
 from dropconnectpp.lab.data.normalisation import channel_statistics
-from dropconnectpp.lab.kernels import pictures
-from dropconnectpp.lab.kernels.pictures_triton import picture_kernel
+from dropconnectpp.lab.kernels.images import channel_arguments, gather_standardised
+from dropconnectpp.lab.kernels.images_triton import image_kernel
 from dropconnectpp.lab.config.protocol import Normalisation
 
 torch.manual_seed(0)
@@ -31,11 +31,11 @@ def gathered(channels, height, width, block, scope, dtype):
     normalisation = Normalisation(scope=scope)
     statistics = channel_statistics(images)
     room = torch.full((8, height, width, channels), 77.0, dtype=dtype)
-    picture_kernel[(6,)](
-        images, chosen, room[1:], *pictures.channel_arguments(channels, normalisation, statistics),
+    image_kernel[(6,)](
+        images, chosen, room[1:], *channel_arguments(channels, normalisation, statistics),
         OWN=scope == "image", C=channels, PIXELS=height * width, BLOCK=block,
     )
-    wanted = pictures.gather_standardised(images, chosen, normalisation, statistics, torch.float64)
+    wanted = gather_standardised(images, chosen, normalisation, statistics, torch.float64)
     found = room[1:7].unflatten(0, (2, 3)).permute(0, 1, 4, 2, 3)
     digits = 1e-2 if dtype == torch.bfloat16 else 1e-5
     assert torch.allclose(found.double(), wanted, rtol=digits, atol=1e-5), (channels, height, width, block, scope)
@@ -57,7 +57,7 @@ def test_the_interpreted_kernel_is_its_twin(run_interpreted: Callable[..., None]
     run_interpreted(INTERPRETED)
 
 
-def some_pictures(count: int, channels: int, side: int) -> torch.Tensor:
+def some_images(count: int, channels: int, side: int) -> torch.Tensor:
     images = torch.randint(0, 256, (count, channels, side, side), dtype=torch.uint8)
     images[1] = 255
     return images
@@ -74,9 +74,9 @@ def some_pictures(count: int, channels: int, side: int) -> torch.Tensor:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_twin_is_standardise_with_channels_last(normalisation: Normalisation, dtype: torch.dtype) -> None:
-    images, chosen = some_pictures(6, 3, 8), torch.tensor([[0, 5, 1], [2, 2, 4]])
+    images, chosen = some_images(6, 3, 8), torch.tensor([[0, 5, 1], [2, 2, 4]])
     statistics = channel_statistics(images)
-    found = pictures.gather_standardised(images, chosen, normalisation, statistics, dtype)
+    found = gather_standardised(images, chosen, normalisation, statistics, dtype)
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     wanted = standardise(images[chosen], normalisation, statistics=statistics, dtype=exact).to(dtype)
     assert torch.equal(found, wanted)
@@ -85,13 +85,13 @@ def test_the_twin_is_standardise_with_channels_last(normalisation: Normalisation
 
 
 def test_the_cpu_never_takes_the_kernel() -> None:
-    assert not pictures.usable(some_pictures(2, 3, 4), torch.tensor([[0]]), Normalisation(), torch.float32)
+    assert not supported(some_images(2, 3, 4), torch.tensor([[0]]), Normalisation(), torch.float32)
 
 
 def test_statistics_that_are_missing_are_asked_for() -> None:
     with pytest.raises(DataError, match="needs statistics"):
-        pictures.gather_standardised(
-            some_pictures(2, 3, 4), torch.tensor([[0]]), Normalisation(scope="data-set"), None, torch.float32
+        gather_standardised(
+            some_images(2, 3, 4), torch.tensor([[0]]), Normalisation(scope="data-set"), None, torch.float32
         )
 
 
@@ -104,20 +104,20 @@ def test_statistics_that_are_missing_are_asked_for() -> None:
 @pytest.mark.parametrize(
     ("count", "channels", "side", "replicas", "batch"), [(1000, 3, 32, 50, 128), (200, 2, 96, 8, 32), (9, 1, 7, 3, 5)]
 )
-def test_pictures_on_a_gpu_are_those_of_the_twin(
+def test_images_on_a_gpu_are_those_of_the_twin(
     count: int, channels: int, side: int, replicas: int, batch: int, dtype: torch.dtype, scope: str
 ) -> None:
-    images = some_pictures(count, channels, side)
+    images = some_images(count, channels, side)
     chosen = torch.randint(0, count, (replicas, batch))
     chosen[0, 0] = 1
     normalisation, statistics = Normalisation(scope=scope), channel_statistics(images)  # type: ignore[arg-type]
     images, chosen = images.cuda(), chosen.cuda()
-    assert pictures.usable(images, chosen, normalisation, dtype)
+    assert supported(images, chosen, normalisation, dtype)
     wanted = standardise(images[chosen], normalisation, statistics=statistics)
     rounding = 8e-3 if dtype == torch.bfloat16 else 2e-6
     first = None
     for _ in range(3):
-        found = pictures.gather_standardised(images, chosen, normalisation, statistics, dtype)
+        found = gather_standardised(images, chosen, normalisation, statistics, dtype)
         assert found.shape == (replicas, batch, channels, side, side)
         assert found.dtype == dtype
         assert found.permute(0, 1, 3, 4, 2).is_contiguous()
@@ -125,19 +125,19 @@ def test_pictures_on_a_gpu_are_those_of_the_twin(
         first = found if first is None else first
         assert torch.equal(first, found), "the same every time"
     if scope == "image":
-        assert (first[0, 0] == 0).all(), "a constant picture"
+        assert (first[0, 0] == 0).all(), "a constant image"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("scope", ["image", "data-set"])
 def test_a_cuda_graph_may_hold_the_kernel(scope: str) -> None:
-    images = some_pictures(50, 3, 8)
+    images = some_images(50, 3, 8)
     normalisation, statistics = Normalisation(scope=scope), channel_statistics(images)  # type: ignore[arg-type]
     images, chosen = images.cuda(), torch.zeros((2, 4), dtype=torch.int64, device="cuda")
-    pictures.gather_standardised(images, chosen, normalisation, statistics, torch.float32)
+    gather_standardised(images, chosen, normalisation, statistics, torch.float32)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = pictures.gather_standardised(images, chosen, normalisation, statistics, torch.float32)
+        found = gather_standardised(images, chosen, normalisation, statistics, torch.float32)
     for step in range(3):
         chosen.copy_(torch.arange(8).view(2, 4) + step)
         graph.replay()
