@@ -154,7 +154,7 @@ def paired(a: Mapping[Replica, float], b: Mapping[Replica, float]) -> Comparison
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Holm's (1979) step-down adjustment: compared with 0.05, all p values together err in at most 5% of cases.
+    """Holm's (1979) step-down adjustment: compared with 0.05, the adjusted values err together in at most 5% of cases.
 
     >>> [round(p, 4) for p in holm([0.01, 0.04, 0.03, 0.005])]
     [0.03, 0.06, 0.06, 0.02]

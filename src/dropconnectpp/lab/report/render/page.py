@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from dropconnectpp.lab.report.provenance import Evidence
 from dropconnectpp.lab.report.render import drawing
@@ -31,9 +30,10 @@ def render(
     refresh_s: int | None = None,
 ) -> str:
     """The page's HTML. ``anchors`` are the ids of the protocols by digest; ``files`` are the report's other files."""
-    template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(template).render(
+    environment = Environment(
+        loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("page.html").render(
         summary=summary,
         findings=findings,
         tables=tables,
@@ -45,11 +45,16 @@ def render(
         files=files,
         refresh_s=refresh_s,
         palettes={"light": drawing.LIGHT, "dark": drawing.DARK},
-        script_hash=_script_hash(template),
+        script_hash=_script_hash(),
     )
 
 
-def _script_hash(template: str) -> str:
+def _source(name: str) -> str:
+    """The text of `page.html`, `page.css` or `page.js`."""
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _script_hash() -> str:
     """The hash by which the page's security policy allows its one script, and nothing else, to run."""
-    (script,) = re.findall(r"<script>(.*?)</script>", template, re.DOTALL)
+    script = "\n" + _source("page.js")  # what stands between <script> and </script>
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"

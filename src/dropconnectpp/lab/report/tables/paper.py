@@ -42,7 +42,7 @@ from dropconnectpp.lab.runs.store import Row, StoredProtocol
 
 PairTest = Literal["student", "welch", "paired"]
 """A test of two methods, as the column of its results is named."""
-PredictionRule = Literal["none", "dropout", "mean", "folded", "mc30"]
+TimedPrediction = Literal["none", "dropout", "mean", "folded", "mc30"]
 """How predictions were made whose time was measured."""
 
 
@@ -177,7 +177,7 @@ def _time(experiments: Sequence[ReportedExperiment], notes: Notes, protocols: It
                 "seconds_per_epoch": finite(value.get("seconds_per_epoch")),
                 "replicas": value.get("replicas"),
                 "device": str(value.get("device", "")),
-                **{f"prediction_{rule}": finite(prediction.get(rule)) for rule in get_args(PredictionRule)},
+                **{f"prediction_{rule}": finite(prediction.get(rule)) for rule in get_args(TimedPrediction)},
                 "paper": paper_values.seconds(experiment.paper_data, experiment.paper_kind),
             }
         )

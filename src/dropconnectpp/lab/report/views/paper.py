@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from dropconnectpp.lab.report import paper_values, sentences
 from dropconnectpp.lab.report.formats import DASH, finite, fixed, p_value, ranges, setting, signed, significant
-from dropconnectpp.lab.report.tables.paper import PairTest, PredictionRule
+from dropconnectpp.lab.report.tables.paper import PairTest, TimedPrediction
 from dropconnectpp.lab.report.tables.rows import OURS, Table
 from dropconnectpp.lab.report.views.cells import (
     Cell,
@@ -32,7 +32,7 @@ TableName = PaperName | FurtherName
 """A table that a report may show."""
 TABLES: tuple[str, ...] = (*get_args(PaperName), *get_args(FurtherName))
 TESTS: dict[PairTest, str] = {"student": "Student", "welch": "Welch", "paired": "Paired"}
-PREDICTIONS: dict[PredictionRule, str] = {
+PREDICTIONS: dict[TimedPrediction, str] = {
     "none": "No regularization",
     "dropout": "Dropout",
     "mean": "Mean network, Eq. (19)",
