@@ -75,7 +75,7 @@ TURNED = {
     "inside cli": ("lab/cli/display.py", "from dropconnectpp.lab.cli import main", "Inside cli"),
     "torch in the store": ("lab/runs/store.py", "import torch", "Results and reports need no torch"),
     "torch behind a report": ("lab/config/notes.py", "import torch", "Results and reports need no torch"),
-    "a cycle where no order is set": ("lab/kernels/compiled.py", "from dropconnectpp.lab.kernels import gates", CYCLES),
+    "a cycle where no order is set": ("lab/kernels/support.py", "from dropconnectpp.lab.kernels import gates", CYCLES),
     "a module without a place": ("helpers.py", "", LIBRARY),
 }
 
@@ -85,6 +85,7 @@ def test_an_import_turned_round_is_found(
     source: Path, broken_before: set[str], file: str, line: str, contract: str
 ) -> None:
     assert contract not in broken_before
+    assert (source / "dropconnectpp" / file).exists() or not line, "the case is about a file that has moved"
     with (source / "dropconnectpp" / file).open("a") as written:
         written.write(f"\n{line}\n")
     code, broken, printed = lint_imports(source)
