@@ -353,7 +353,7 @@ def test_help_teaches(dcpp: Dcpp) -> None:
     assert code == 0
     for text in ("dcpp tune --dry-run --time-limit 1m", "--device", "--forget", "DCPP_LAUNCHES", "H200"):
         assert text in out
-    assert "Let nothing else run on the card meanwhile" in out
+    assert "Run nothing else on the GPU meanwhile" in out
 
 
 def test_no_paragraph_of_the_help_is_broken_where_its_source_is() -> None:
@@ -369,7 +369,7 @@ def test_what_is_found_is_shown_and_kept(dcpp: Dcpp, card: Path) -> None:
     (line,) = (line for line in out.splitlines() if "gates" in line)
     assert [cell.strip() for cell in line.strip("│").split("│")] == ["gates", "100", "80", "0.8", "block 2048"]
     assert (
-        "Left out: 1 candidate that does not fit this card, 1 candidate with other numbers than plain PyTorch's.\n"
+        "Left out: 1 candidate that does not fit this card, 1 candidate whose results differ from plain PyTorch's.\n"
         in out
     )
     assert out.endswith(f"Written: {card}\n")
@@ -464,7 +464,7 @@ def test_ctrl_c_keeps_what_was_found_until_then(
     code, out, _ = dcpp("tune")
     assert (code, card.exists()) == (130, bool(found))
     if found:
-        assert out.endswith(f"Stopped. What was found until then counts.\nWritten: {card}\n")
+        assert out.endswith(f"Stopped. What was found until then is used.\nWritten: {card}\n")
         assert launch_config.read(card, HERE) == replace(DEFAULTS, gates=LONG)
     else:
         assert out == "Stopped before anything was found.\nNothing was written.\n"
@@ -493,7 +493,7 @@ def test_a_damaged_file_is_told_and_written_anew(dcpp: Dcpp, card: Path) -> None
     card.parent.mkdir(parents=True)
     card.write_text("{")
     code, out, _ = dcpp("tune")  # without a warning that dcpp tune would help
-    assert (code, out.startswith(f"{card}: cannot be used, so the defaults are what is to beat: it is not JSON")) == (
+    assert (code, out.startswith(f"{card}: cannot be used, so the defaults are to be beaten: it is not JSON")) == (
         0,
         True,
     )
@@ -524,7 +524,7 @@ def test_a_dry_run_forgets_nothing(dcpp: Dcpp, card: Path) -> None:
     launch_config.write(card, OTHER, HERE)
     code, out, err = dcpp("tune", "--forget", "--dry-run")
     assert (code, out) == (1, "")
-    assert err == "Error: --forget removes a file, and --dry-run writes nothing. Use one of the two.\n"
+    assert err == "Error: --forget removes a file, and --dry-run writes nothing. Use only one of them.\n"
     assert launch_config.read(card, HERE) == OTHER
 
 
