@@ -24,14 +24,14 @@ CARDS = {"Ampere and Ada": 86, "Blackwell": 120}
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"}
 REPLICAS, BATCH, WIDTH = 2, 128, 4096
 
-Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
+RecordedLaunch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """A kernel with the arguments and options that it was launched with."""
 
 
 class Recorder:
     """Stands for a kernel and notes its launches instead of making them."""
 
-    def __init__(self, kernel: Any, launches: list[Launch]) -> None:
+    def __init__(self, kernel: Any, launches: list[RecordedLaunch]) -> None:
         self.kernel, self.launches = kernel, launches
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
@@ -42,7 +42,7 @@ class Recorder:
 
 
 @contextmanager
-def recorded() -> Iterator[list[Launch]]:
+def recorded() -> Iterator[list[RecordedLaunch]]:
     """Launches of the dense layer's and the head's kernels, as if there were a card."""
     from dropconnectpp.lab.kernels import gates_triton, head_triton, layer_triton, local_triton
 
@@ -52,7 +52,7 @@ def recorded() -> Iterator[list[Launch]]:
         local_triton: ("moments_kernel", "moments_backward_kernel"),
         head_triton: ("likelihood_kernel", "gradient_kernel"),
     }
-    launches: list[Launch] = []
+    launches: list[RecordedLaunch] = []
     with ExitStack() as patches:
         for module, names in kernels.items():
             for name in names:
@@ -63,7 +63,7 @@ def recorded() -> Iterator[list[Launch]]:
         yield launches
 
 
-def settings(launch: Launch) -> dict[str, Any]:
+def settings(launch: RecordedLaunch) -> dict[str, Any]:
     """The constants and options of a launch, those of its records by the record's name and the field's."""
     kernel, arguments, options = launch
     given = dict(zip(kernel.arg_names, arguments, strict=False))
@@ -90,7 +90,7 @@ def gates(weight: torch.Tensor) -> dict[str, gate_kernels.Gate]:
     }
 
 
-def launches_of_a_step(name: str, units: int) -> list[Launch]:
+def launches_of_a_step(name: str, units: int) -> list[RecordedLaunch]:
     weight, x = torch.zeros(REPLICAS, units, WIDTH), torch.zeros(REPLICAS, BATCH, WIDTH, dtype=torch.bfloat16)
     gate, row, step = gates(weight)[name], torch.ones(REPLICAS), torch.tensor(0)
     hyper = {key: torch.zeros_like(weight) for key in ("alpha", "beta") if "learned" in name}
@@ -110,14 +110,14 @@ def launches_of_a_step(name: str, units: int) -> list[Launch]:
     return launches
 
 
-def launches_of_work(work: candidates.Work) -> list[Launch]:
+def launches_of_work(work: candidates.Work) -> list[RecordedLaunch]:
     step = tuning.make_step(work.kind, work.units, REPLICAS, torch.device("cpu"))
     with recorded() as launches:
         step.run(work.part)
     return launches
 
 
-def shared_memory(launch: Launch, card: int) -> int:
+def shared_memory(launch: RecordedLaunch, card: int) -> int:
     """Bytes that a launch needs on a card, by its compute capability."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -178,7 +178,7 @@ def check_head(classes: int) -> None:
 def check_candidates() -> None:
     """Compile what tuning tries besides the defaults, with the first of a group's work; there a failure is skipped."""
 
-    def fits(launch: Launch) -> bool:
+    def fits(launch: RecordedLaunch) -> bool:
         try:
             return shared_memory(launch, CARDS["Ampere and Ada"]) <= LEAST_SHARED
         except Exception as error:

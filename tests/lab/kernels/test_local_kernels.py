@@ -61,7 +61,7 @@ def test_the_twins_are_autograd_and_adagrad(kind: str, inside: bool) -> None:
 def test_a_gate_near_one_half_keeps_its_digits() -> None:
     case = Case("uniform", (1, 4, 2, 3), torch.float64)
     case.gate = replace(case.gate, logit=case.gate.logit * 1e-6, kl_scale=torch.zeros(1).double())
-    case.grad_moments[0] = 0.0  # the variance alone: its slope by the logit is next to nothing, and is 1 - 2 pi~
+    case.grad_moments[0] = 0.0  # the variance alone, whose gradient by the logit has the tiny factor 1 - 2 pi~
     narrow = case.to(torch.float32)
     for one in (case, narrow):
         one.backward()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +42,16 @@ def test_a_machine_without_triton_uses_the_twins(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "triton", None)
     assert not support.has_triton()
     assert not support.supported(on_a_gpu())
+
+
+def test_no_argument_list_of_a_kernel_is_long() -> None:
+    """What belongs together goes in records, those of `arguments`."""
+    sources = sorted(Path(support.__file__).parent.glob("*_triton.py"))
+    assert len(sources) == 10
+    for source in sources:
+        functions = [one for one in ast.parse(source.read_text()).body if isinstance(one, ast.FunctionDef)]
+        lengths = {function.name: len(function.args.args) for function in functions}
+        assert max(lengths.values()) <= 16, (source.name, lengths)
 
 
 IMPORTED = """

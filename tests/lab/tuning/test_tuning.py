@@ -411,7 +411,7 @@ def test_where_no_kernel_can_be_timed_nothing_is_written(
     monkeypatch.setattr(tuning, "Bench", lambda group, **_: Fake(problems=problems))
     code, out, err = dcpp("tune")
     assert code == 1
-    assert "gates: no launch works on this card. The one in use fails so: RuntimeError, no kernel image." in out
+    assert "gates: no launch works on this card. The one in use fails with: RuntimeError, no kernel image." in out
     assert "No kernel could be timed, and nothing was written. See above what failed." in err
     assert not card.exists()
 

@@ -185,7 +185,7 @@ def file_of(device: torch.device) -> Path | None:
 
 
 def write(path: Path, launches: Launches, made_for: dict[str, str]) -> None:
-    """Keep launches; whoever reads meanwhile finds the old file whole."""
+    """Keep launches; a reader meanwhile finds the old file whole."""
     with _part_of(path) as part:
         part.write_text(json.dumps({**made_for, "launches": asdict(launches)}, indent=1) + "\n", encoding="utf-8")
         part.replace(path)

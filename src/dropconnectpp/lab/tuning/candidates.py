@@ -1,6 +1,6 @@
 """What `dcpp tune` tries: for every launch of the dense layer, the work that is timed and the candidates.
 
-Which tiles are worth a try is a guess for cards that we do not have; `tuning` finds out which of them a card runs.
+For cards that we do not have the tiles are guesses; `tuning` finds out which of them a card runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dropconnectpp.lab.kernels.launch_config import DEFAULTS, Launch
 from dropconnectpp.lab.kernels.layer import FEW_UNITS
 
 MANY_UNITS = 512
-"""Of the larger of the paper's dense layers; the smaller has `FEW_UNITS`."""
+"""The units of the larger of the paper's dense layers; the smaller has `FEW_UNITS`."""
 
 Part = Literal["forward", "backward", "gates"]
 Kind = Literal["fixed", "score", "score, learned", "straight-through", "local", "local, learned"]
@@ -38,7 +38,7 @@ class Group:
 
     @property
     def candidates(self) -> list[Launch]:
-        """The default first: what is there may be another."""
+        """The default first, since the launch in use may be another."""
         default: Launch = getattr(DEFAULTS, self.name)
         return [default, *(replace(default, **change) for change in self.changes)]
 

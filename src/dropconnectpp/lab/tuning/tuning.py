@@ -1,6 +1,6 @@
-"""Which launches of the dense layer's kernels are the fastest on a card: measured there, one launch after the other.
+"""The fastest launches of the dense layer's kernels on a card, measured there one after the other.
 
-A candidate must run, give the twin's numbers, and save `GAIN` of the time to take the place of what is there.
+To replace the launch in use, a candidate must run, give the twin's numbers, and save `GAIN` of the time.
 Shapes: R replicas, B batch, I inputs, O units.
 """
 
@@ -27,18 +27,18 @@ from dropconnectpp.lab.replicas.timing import in_rounds
 from dropconnectpp.lab.tuning.candidates import GROUPS, MANY_UNITS, Group, Kind, Part
 
 MOST_REPLICAS, BATCH, INPUTS = 50, 128, 4096
-"""The laboratory's shapes: most replicas that are timed, and what the paper's dense layers are given."""
+"""The laboratory's shapes: the most replicas that are timed, a batch, and the inputs of the paper's dense layers."""
 CHECKED = 2
-"""Replicas on which numbers are compared."""
+"""Replicas whose numbers are compared."""
 GAIN = 0.02
-"""Share of the time that a candidate must save."""
+"""The share of the time that a candidate must save."""
 ROUNDS, REPEATS = 15, 20
-"""Times that each is measured, and steps in a CUDA graph that is one measurement."""
+"""How often each launch is measured, and the steps of the CUDA graph that is one measurement."""
 WORKERS = 8
 """Candidates that are compiled at a time."""
 FARTHEST = {torch.bfloat16: 4e-3, torch.float32: 5e-3}
-"""From the twin, in the Frobenius norm: a place of bfloat16, and what a gate does to sums that a CPU's sigmoid, another
-in its last bit, draws otherwise."""
+"""The largest distance from the twin, in the Frobenius norm. In bfloat16 it is a unit in the last place. In float32 a
+CPU's sigmoid may differ in its last bit, and then it draws a gate otherwise."""
 WRONG = "its numbers are not plain PyTorch's"
 
 
@@ -47,7 +47,7 @@ WRONG = "its numbers are not plain PyTorch's"
 
 @dataclass(frozen=True)
 class Choice:
-    """What became of a group; times are None where it was not reached or failed, or what was there does not run."""
+    """What was chosen for a group. A time is None where it was not reached or failed, or the launch did not run."""
 
     group: Group
     before: Launch
@@ -55,11 +55,11 @@ class Choice:
     before_us: float | None = None
     after_us: float | None = None
     unfit: int = 0
-    """Candidates that do not compile, or need more than the card has."""
+    """How many candidates do not compile, or need more than the card has."""
     wrong: int = 0
-    """Candidates whose numbers are not the twin's."""
+    """How many candidates have other numbers than the twin."""
     failure: str = ""
-    """Why a group could not be timed; the others are none the worse for it."""
+    """Why the group could not be timed; the others are timed all the same."""
     tried: tuple[tuple[Launch, float | str], ...] = field(default=(), compare=False)
     """Every launch with its time in the first timing, in microseconds, or what is wrong with it."""
 
@@ -72,9 +72,9 @@ def tune(
     deadline: float = float("inf"),
     progress: ProgressCallback = silent,
 ) -> Iterator[Choice]:
-    """The best launch of each group, on benches of theirs; none is begun after the deadline, by `time.monotonic`.
+    """Yield the best launch of each group, found on its own bench; none is begun after the deadline (`time.monotonic`).
 
-    Each is given as soon as it is found: whoever is interrupted has those before.
+    Each comes as soon as it is found, so that an interrupted tuning keeps those before.
     """
     for done, group in enumerate(groups):
         before: Launch = getattr(present, group.name)
@@ -86,22 +86,22 @@ def tune(
             found = choose(group, before, bench_of(group))
         except ProtocolError as error:
             found = Choice(group, before, before, failure=str(error))
-        except Exception as error:  # as in `Bench.problem`: one kind too few would lose what the others found
+        except Exception as error:  # of any kind, as in `Bench.problem`, or what the others found would be lost
             found = Choice(group, before, before, failure=f"{group.title}: {type(error).__name__}, {error}")
         yield found
 
 
 def choose(group: Group, before: Launch, bench: Bench) -> Choice:
-    """The fastest launch that runs and is right, if it is faster in a second timing too: the first may be luck."""
+    """The fastest launch that runs and is right, if a second timing finds it faster too: the first may be luck."""
     several = [before, *(one for one in group.candidates if one != before)]
-    problems = [bench.problem(before)]  # alone: what Triton sets up at first, it sets up once
+    problems = [bench.problem(before)]  # alone, since Triton sets some things up once
     with ThreadPoolExecutor(WORKERS) as pool:
         problems += pool.map(bench.problem, several[1:])
-    # Once more alone: threads share memory, and Python 3.11 cannot always parse sources in several of them at once.
+    # Those that failed, once more alone: threads share memory, and Python 3.11 cannot always parse in several at once.
     problems = [problem and bench.problem(one) for one, problem in zip(several, problems, strict=True)]
     runs = [one for one, problem in zip(several, problems, strict=True) if problem is None]
     if not runs:
-        raise ProtocolError(f"{group.title}: no launch works on this card. The one in use fails so: {problems[0]}.")
+        raise ProtocolError(f"{group.title}: no launch works on this card. The one in use fails with: {problems[0]}.")
     wrong = problems.count(WRONG)
     unfit = len(problems) - len(runs) - wrong
     times = bench.times(runs)
@@ -117,7 +117,7 @@ def choose(group: Group, before: Launch, bench: Bench) -> Choice:
 
 
 def chosen(present: Launches, choices: Sequence[Choice]) -> Launches:
-    """The launches with what was chosen."""
+    """The launches, with those that were chosen."""
     changes: dict[str, Any] = {choice.group.name: choice.after for choice in choices}
     return replace(present, **changes)
 
@@ -138,7 +138,7 @@ class Step:
     number: Tensor
 
     def run(self, part: Part) -> list[Tensor]:
-        """What a part of the step gives, and all that it may have moved."""
+        """Run a part of the step: what it returns, and all that it may have changed."""
         if part == "forward":
             return [forward(self.x, self.weight, self.gate, self.replicas, self.number)]
         if part == "backward":
@@ -167,9 +167,9 @@ def _copies(of: object, device: torch.device) -> dict[str, Any]:
 
 
 def make_step(kind: Kind, units: int, replicas: int, device: torch.device) -> Step:
-    """A layer of random numbers; sums of squares start at one, so that no step is a gradient's sign alone.
+    """A layer of random numbers. Sums of squares start at one, so that no step is a gradient's sign alone.
 
-    The KL weighs as much as it would with one example: with a training's weight a kernel could forget it unnoticed.
+    The KL weighs as much as it would with one example: at a training's weight a kernel could omit it unnoticed.
     """
     generator = torch.Generator(device).manual_seed(units)
 
@@ -204,7 +204,7 @@ def make_step(kind: Kind, units: int, replicas: int, device: torch.device) -> St
 
 
 def replicas_that_fit(device: torch.device) -> int:
-    """As many as are timed, fewer where half of the free memory does not hold their weights, gates and sums."""
+    """How many are timed: fewer where half of the free memory does not hold their weights, gates and sums."""
     free, _ = torch.cuda.mem_get_info(device)
     return max(CHECKED, min(MOST_REPLICAS, free // 2 // (10 * 4 * MANY_UNITS * INPUTS)))
 
@@ -216,12 +216,12 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 class Bench:
-    """A group's work on a card: with few replicas against the twin, with all for its time."""
+    """A group's work on a card: compared with the twin on few replicas, timed on all."""
 
     def __init__(self, group: Group, device: torch.device, replicas: int) -> None:
         self.group, self.device, self.replicas = group, device, replicas
         self.few = self._steps(CHECKED)
-        # On a CPU every function is its own twin.
+        # On a CPU every function runs its twin.
         twins = [step.to(torch.device("cpu")) for step in self.few]
         pairs = zip(group.work, twins, strict=True)
         self.wanted = [[one.to(device) for one in twin.run(work.part)] for work, twin in pairs]
@@ -242,9 +242,9 @@ class Bench:
         return None
 
     def times(self, several: Sequence[Launch]) -> list[float]:
-        """Microseconds of the work with each launch: medians of rounds in which they take turns, as CUDA graphs."""
+        """Microseconds of the work with each launch: medians over rounds in which their CUDA graphs take turns."""
         self.all = self.all or self._steps(self.replicas)
-        pool = torch.cuda.graph_pool_handle()  # what a graph computes, nobody reads
+        pool = torch.cuda.graph_pool_handle()  # shared, since nobody reads what a graph computes
         graphs = [self._captured(launch, pool) for launch in several]
         found = in_rounds([{"replay": graph.replay} for graph in graphs], self.device, ROUNDS)
         return [1e6 * one["replay"] / REPEATS for one in found]
