@@ -91,7 +91,7 @@ def unit_factor(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def rectified(before):  # type: ignore[no-untyped-def]
-    """ReLU. NaN stays NaN, or a network that diverged would look well."""
+    """ReLU. NaN stays NaN, or a network that diverged would seem to be well."""
     return tl.maximum(before, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
