@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import subprocess
 import threading
 from dataclasses import replace
@@ -96,36 +97,49 @@ def channels_last(maps: Tensor) -> Tensor:
 # -------------------------------------------------------------------------------------- emulated on a CPU
 
 
+HERE = Path(__file__).parent
+COMPILE = ["g++", "-O1", "-w", "-std=c++17", "-fPIC"]
+
+
 class Emulated:
-    """Launches as functions of a library that g++ made."""
+    """Launches as functions of libraries that g++ makes, each once."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.headers = folder, folder / "emulated_cuda.hpp"
+        shutil.copy(HERE / self.headers.name, folder)  # g++ looks for what it has precompiled beside a header
+        subprocess.run([*COMPILE, "-x", "c++-header", str(self.headers)], check=True, capture_output=True)
+
+    def library(self, launch: CudaLaunch) -> Path:
+        library = self.folder / f"{launch.name}_{abs(hash(launch))}.so"
+        if not library.exists():
+            source = Path(convolution.__file__).with_name("convolution.cu")
+            options = [f"-D{key}={value}" for key, value in launch.settings]
+            command = [*COMPILE, "-shared", "-include", str(self.headers), *options]
+            command += [f'-DSOURCE="{source}"', "-x", "c++", str(HERE / "emulated_convolution.cpp"), "-o", str(library)]
+            subprocess.run(command, check=True, capture_output=True)
+        return library
 
     def start(self, launch: CudaLaunch, grid: tuple[int, int, int], arguments: list[Tensor | int]) -> None:
         """What `convolution._start` does on a GPU."""
-        name = f"{launch.name}_{abs(hash(launch))}"
-        library = self.folder / f"{name}.so"
-        if not library.exists():
-            source = Path(convolution.__file__).with_name("convolution.cu")
-            header = Path(__file__).with_name("emulated_cuda.hpp")
-            options = [f"-D{key}={value}" for key, value in launch.settings]
-            command = ["g++", "-O1", "-w", "-std=c++17", "-shared", "-fPIC", *options, f'-DSOURCE="{source}"']
-            subprocess.run([*command, "-x", "c++", str(header), "-o", str(library)], check=True, capture_output=True)
         given = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_int(a) for a in arguments]
-        run = ctypes.CDLL(str(library)).run
+        run = ctypes.CDLL(str(self.library(launch))).run
         failed = run(*map(ctypes.c_int, (*grid, launch.threads, launch.shared)), *given)
         problems = ["", "wrote behind its shared memory", "met a misaligned address", "left copies nobody waited for"]
         assert not failed, problems[failed]
 
 
+@pytest.fixture(scope="session")
+def emulation(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    return Emulated(tmp_path_factory.mktemp("emulated"))
+
+
 @pytest.fixture
-def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def emulated(emulation: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
     def empty(shape, **options) -> Tensor:
         fill = {torch.int32: 0x7FC07FC0, torch.uint8: 99}.get(options.get("dtype"), float("nan"))
         return torch.full(shape, fill, **options)
 
-    monkeypatch.setattr(convolution, "_start", Emulated(tmp_path).start)
+    monkeypatch.setattr(convolution, "_start", emulation.start)
     monkeypatch.setattr(convolution, "_limit", lambda device: SHARED_BYTES)
     monkeypatch.setattr(convolution.torch, "empty", empty)
     monkeypatch.setattr(convolution.torch, "empty_like", lambda t: torch.full_like(t, float("nan")))
