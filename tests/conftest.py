@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from forked import LONGEST_S, Forked, environment
 
 LACKS = {
     "gpu": (not torch.cuda.is_available(), "needs a CUDA device, and this machine has none"),
@@ -28,34 +29,54 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skips[name])
 
 
-@pytest.fixture
-def run_python(pytestconfig: pytest.Config, tmp_path: Path) -> Callable[..., str]:
-    """Runs a source with arguments, with the folders of the tests' cases on its path, and returns what it prints."""
-    folders = [*map(str, pytestconfig.getini("pythonpath")), *filter(None, [os.environ.get("PYTHONPATH")])]
+@pytest.fixture(scope="session")
+def case_folders(pytestconfig: pytest.Config) -> list[str]:
+    """Where the cases are that tests share: on the path of every source that runs in a process of its own."""
+    return [str(folder) for folder in pytestconfig.getini("pythonpath")]
 
-    def run(source: str, *arguments: str, interpret: bool = False) -> str:
-        script = tmp_path / "source.py"  # a file, since Triton reads a kernel's source
-        script.write_text(source)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "TRITON_INTERPRET": str(int(interpret))}
-        found = subprocess.run(
-            [sys.executable, str(script), *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        assert found.returncode == 0, found.stderr[-2000:]
-        return found.stdout
+
+@pytest.fixture(scope="session")
+def interpreter(case_folders: list[str]) -> Iterator[Forked]:
+    with Forked(case_folders, interpret=True) as forked:
+        yield forked
+
+
+@pytest.fixture(scope="session")
+def compiler(case_folders: list[str]) -> Iterator[Forked]:
+    with Forked(case_folders, interpret=False) as forked:
+        yield forked
+
+
+@pytest.fixture
+def run_interpreted(interpreter: Forked, tmp_path: Path) -> Callable[..., None]:
+    """Runs a source in which Triton's kernels are interpreted; its last word must be "all well"."""
+
+    def run(source: str, *arguments: str) -> None:
+        assert interpreter.run(source, arguments, tmp_path).strip() == "all well"
 
     return run
 
 
 @pytest.fixture
-def run_interpreted(run_python: Callable[..., str]) -> Callable[..., None]:
-    """Runs a source in which Triton's kernels are interpreted; its last word must be "all well"."""
+def run_compiled(compiler: Forked, tmp_path: Path) -> Callable[..., str]:
+    """Runs a source in which Triton's kernels are compiled and returns what it prints."""
+    return lambda source, *arguments: compiler.run(source, arguments, tmp_path)
 
-    def run(source: str, *arguments: str) -> None:
-        assert run_python(source, *arguments, interpret=True).strip() == "all well"
+
+@pytest.fixture
+def run_python(case_folders: list[str]) -> Callable[..., str]:
+    """Runs a source in a process that has imported nothing yet and returns what it prints."""
+
+    def run(source: str, *arguments: str) -> str:
+        found = subprocess.run(
+            [sys.executable, "-c", source, *arguments],
+            env=environment(case_folders),
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_S,
+            check=False,
+        )
+        assert found.returncode == 0, found.stderr[-2000:]
+        return found.stdout
 
     return run

@@ -378,8 +378,8 @@ def test_an_interpreted_kernel_draws_the_same_words(run_interpreted: Callable[..
 
 @pytest.mark.triton
 @pytest.mark.gpu
-def test_a_kernel_on_a_gpu_draws_the_same_words(run_python: Callable[..., str]) -> None:
-    assert run_python(TRITON, "cuda").strip() == "all well"
+def test_a_kernel_on_a_gpu_draws_the_same_words(run_compiled: Callable[..., str]) -> None:
+    assert run_compiled(TRITON, "cuda").strip() == "all well"
 
 
 class TestOnAGPU:

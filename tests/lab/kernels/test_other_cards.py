@@ -12,9 +12,9 @@ from dropconnectpp.lab.tuning import candidates
 
 
 @pytest.fixture
-def compiled(run_python: Callable[..., str]) -> Callable[[str], list[str]]:
+def compiled(run_compiled: Callable[..., str]) -> Callable[[str], list[str]]:
     """What code prints that compiles kernels; in a process of its own, since others interpret them."""
-    return lambda code: run_python(f"import card_cases as cards; {code}").splitlines()
+    return lambda code: run_compiled(f"import card_cases as cards; {code}").splitlines()
 
 
 @pytest.mark.triton
