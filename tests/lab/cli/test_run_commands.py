@@ -16,14 +16,18 @@ from cli_cases import MINE, PAPER, notes, rows
 from dropconnectpp.lab.config import experiments
 from dropconnectpp.lab.config.protocol import Architecture
 from dropconnectpp.lab.replicas.stack import Stack
+from dropconnectpp.lab.report.render import drawing
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.runner import Runner
 from dropconnectpp.lab.runs.store import Store
 
+FORMS = drawing.METADATA
+
 # ------------------------------------------------------------------------------------------------ run
 
 
-def test_a_file_of_ones_own_is_run_to_tables_and_a_page(dcpp):
+def test_a_file_of_ones_own_is_run_to_tables_and_a_page(dcpp, monkeypatch):
+    monkeypatch.setattr(drawing, "METADATA", FORMS)
     code, out, err = dcpp("run", "mine.toml")
     assert code == 0
     assert [row.status for row in rows()] == ["done"] * 6
@@ -34,6 +38,8 @@ def test_a_file_of_ones_own_is_run_to_tables_and_a_page(dcpp):
     page = Path("dcpp-results/index.html")
     assert out.rstrip().endswith(f"The page with all tables and figures: {page}")
     assert "6 networks trained to the end, none diverged." in page.read_text()
+    figures = [file.suffix for file in Path("dcpp-results/figures").iterdir()]
+    assert {suffix: figures.count(suffix) for suffix in figures} == {".svg": 5, ".png": 5, ".pdf": 5}
     assert not any(Path("dcpp-results").glob("checkpoints/*"))
 
 
