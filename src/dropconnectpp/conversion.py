@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from dropconnectpp.errors import ArgumentError, ConversionError, check_choice
 from dropconnectpp.layers import public as kinds
 from dropconnectpp.layers.affine import construction_arguments
-from dropconnectpp.layers.base import MaskedLayer
+from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.dropconnect import DropConnectLayer
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
-from dropconnectpp.layers.sampling import NoiseSource, masked_layers
+from dropconnectpp.layers.seeds import fresh_draws
+from dropconnectpp.ops.drawn import Draw, Synapses
 from dropconnectpp.presets import preset_options
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -66,7 +67,7 @@ def convert(
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     >>> convert(model, include=["0"])[0]
-    DropConnectPPLinear(in_features=8, out_features=4, bias=True, hyper='optimal', mask='batch', estimator='bbvi')
+    DropConnectPPLinear(in_features=8, out_features=4, bias=True, hyper='marginal', mask='batch', estimator='bbvi')
     """
     table = CONVERTED[check_choice("kind", kind, CONVERTED)]
     if preset is not None:
@@ -227,7 +228,8 @@ def to_dense(
     """
     check_choice("mode", mode, ("mean", "map", "sample"))
     model = model if inplace else copy.deepcopy(model)
-    source = NoiseSource(generator)
+    draw: Draw | None = None
+    streams: dict[Any, int] = {}
     folded: dict[Any, nn.Parameter] = {}
     replacements: dict[nn.Module, nn.Module] = {}
     for name, layer in masked_layers(model).items():
@@ -240,8 +242,11 @@ def to_dense(
         for parameter in layer.synapse_names:
             key = (layer.tie(parameter), id(getattr(layer, parameter)))
             if key not in folded:
+                if draw is None and mode == "sample":
+                    draw = fresh_draws(1, layer.weight.device, generator)[0]
+                stream = streams.setdefault(layer.tie(parameter), len(streams))
                 folded[key] = nn.Parameter(
-                    _fold(layer, parameter, mode, source), requires_grad=getattr(layer, parameter).requires_grad
+                    _fold(layer, parameter, mode, draw, stream), requires_grad=getattr(layer, parameter).requires_grad
                 )
             plain.register_parameter(parameter, folded[key])
         plain.train(layer.training)
@@ -250,13 +255,14 @@ def to_dense(
     return _swap(model, replacements)
 
 
-def _fold(layer: MaskedLayer, name: str, mode: str, source: NoiseSource) -> Tensor:
+def _fold(layer: MaskedLayer, name: str, mode: str, draw: Draw | None, stream: int) -> Tensor:
     value: Tensor = getattr(layer, name).detach()
     if mode == "mean":
         return (layer.keep_probability(name) * value).to(value.dtype)
     if mode == "map":
         return value * (layer.keep_probability(name) >= 0.5)
-    return value * layer.mask_from_noise(name, source.uniform(value), mirrored=False)
+    assert draw is not None
+    return value * draw.mask(value.shape, Synapses(layer.logit(name), layer.kept(name), stream))
 
 
 _ACTIVATION_MODULES: dict[Any, type[nn.Module]] = {

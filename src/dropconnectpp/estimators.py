@@ -18,7 +18,7 @@ mask per example, else 1. A reward is the mean log-likelihood per example, in na
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ class Estimator:
 
     name: ClassVar[str]
     unbiased: ClassVar[bool]
-    gate: ClassVar[str] = "binary"
+    gate: ClassVar[Literal["binary", "concrete", "gaussian"]] = "binary"
     """The gate of a training pass: "binary", "concrete" or "gaussian"."""
     arms: ClassVar[int] = 1
     """Passes per sample: 2 for an antithetic pair."""
@@ -113,7 +113,7 @@ class BBVI(Estimator):
     name: ClassVar[str] = "bbvi"
     unbiased: ClassVar[bool] = True
     scores: ClassVar[bool] = True
-    baseline: str = "running"
+    baseline: Literal["running", "mean-network", "leave-one-out"] = "running"
     per_synapse: bool = False
     decay: float = 0.9
 
@@ -166,7 +166,7 @@ class Eq16(Estimator):
     name: ClassVar[str] = "eq16"
     unbiased: ClassVar[bool] = False
     scores: ClassVar[bool] = True
-    baseline: str = "running"
+    baseline: Literal["running", "same-sample"] = "running"
     decay: float = 0.9
 
     def __post_init__(self) -> None:
@@ -214,7 +214,7 @@ class Local(Estimator):
 
     name: ClassVar[str] = "local"
     unbiased: ClassVar[bool] = False
-    gate: ClassVar[str] = "gaussian"
+    gate: ClassVar[Literal["binary", "concrete", "gaussian"]] = "gaussian"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +223,7 @@ class Concrete(Estimator):
 
     name: ClassVar[str] = "concrete"
     unbiased: ClassVar[bool] = False
-    gate: ClassVar[str] = "concrete"
+    gate: ClassVar[Literal["binary", "concrete", "gaussian"]] = "concrete"
     temperature: float = 2.0 / 3.0
 
     def __post_init__(self) -> None:
@@ -242,6 +242,8 @@ class Disarm(Estimator):
     def coefficients(self, reward: Tensor, baseline: Tensor | None) -> Tensor:
         return antithetic_coefficient(reward[:, 0], reward[:, 1])
 
+
+EstimatorName = Literal["bbvi", "eq16", "straight-through", "local", "concrete", "disarm"]
 
 ESTIMATORS: dict[str, type[Estimator]] = {
     kind.name: kind for kind in (BBVI, Eq16, StraightThrough, Local, Concrete, Disarm)

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from dropconnectpp.conversion import as_module, convert, to_dense
 from dropconnectpp.errors import ArgumentError, FileFormatError, MissingPackageError
-from dropconnectpp.layers.base import MaskedLayer
+from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
-from dropconnectpp.layers.sampling import masked_layers
 
 FORMAT = "1"
 
@@ -46,8 +45,8 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     """Read what `save` wrote into ``model``, in place, and return it.
 
     ``model`` is the architecture: layers that were masked when saved are converted with the saved
-    options first where they are still plain; masked ones must agree on kind, hyper-prior, hyper and
-    parameterisation, and keep their other options (estimator, mask, kl_weight, logit_step, ...).
+    options first where they are still plain; masked ones must agree on kind, hyper-prior, hyper,
+    sharing and parameterisation, and keep their other options (estimator, mask, kl_weight, logit_step, ...).
     Everything is checked before anything is changed.
     """
     state, layers = _read(Path(path))
@@ -174,6 +173,10 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return state, layers
 
 
+_MISSING_IN_OLD_FILES = {"sharing": "synapse"}
+"""What files of version 0.1.0 do not say, since there was no choice."""
+
+
 def _check_layers(path: Any, layers: dict[str, Any], modules: dict[str, nn.Module]) -> None:
     for name, described in layers.items():
         module = modules.get(name)
@@ -183,9 +186,10 @@ def _check_layers(path: Any, layers: dict[str, Any], modules: dict[str, nn.Modul
             _activation(path, name, described["activation"])
             continue
         own = _describe(module)
-        for key in ("kind", "alpha", "beta", "hyper", "parameterisation"):
-            saved = described.get(key, described["options"].get(key))
-            here = own.get(key, own["options"].get(key))
+        for key in ("kind", "alpha", "beta", "hyper", "sharing", "parameterisation"):
+            usual = _MISSING_IN_OLD_FILES.get(key)
+            saved = described.get(key, described["options"].get(key, usual))
+            here = own.get(key, own["options"].get(key, usual))
             if saved != here:
                 raise FileFormatError(
                     f"{path}: layer {name!r} was saved with {key}={saved!r}, and the model's has {here!r}. "

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from dropconnectpp import functional
 from dropconnectpp.errors import ArgumentError, check_count
 from dropconnectpp.inference.elbo import named_kl
+from dropconnectpp.layers.base import masked_layers
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
-from dropconnectpp.layers.sampling import masked_layers
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,21 @@ Shapes: B batch, C classes or outputs, `*` further axes.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from dropconnectpp.errors import ArgumentError, NonFiniteError, check_choice, check_count
-from dropconnectpp.layers.sampling import Gates, NoiseSource, Sample, masked_layers, running
+from dropconnectpp.layers.base import MaskedLayer, masked_layers
+from dropconnectpp.layers.passes import AverageGates, Gates, running
+from dropconnectpp.layers.sampling import draw_samples
 from dropconnectpp.likelihoods import categorical
 
 
@@ -65,12 +70,11 @@ def predict(
     count = check_count("num_samples", num_samples)
     check_choice("average", average, ("activations", "probabilities"))
     layers = masked_layers(model)
-    source = NoiseSource(generator)
     to_mean = getattr(likelihood, "mean", None) or (lambda output: output)
     to_entropy = getattr(likelihood, "entropy", None)
     with torch.no_grad(), _evaluating(model):
         if average == "probabilities":
-            result = _over_networks(model, inputs, options, count, source, to_mean, to_entropy)
+            result = _over_networks(model, inputs, options, count, generator, to_mean, to_entropy)
         else:
             bare = [name or "the model" for name, layer in layers.items() if layer.activation is None]
             if bare:
@@ -79,8 +83,7 @@ def predict(
                     "Give the layer its activation (activation=nn.ReLU(), or nn.Identity() if it has no other), "
                     "or use average='probabilities'."
                 )
-            gates = {layer: Gates("average", seed=source.seed(), count=count) for layer in layers.values()}
-            with running(gates):
+            with running(_averages(list(layers.values()), count, generator)):
                 mean = to_mean(model(*inputs, **options))
             entropy = None if to_entropy is None else to_entropy(mean)
             result = Prediction(mean, entropy, None, None, count)
@@ -91,12 +94,22 @@ def predict(
     return result
 
 
+def _averages(layers: list[MaskedLayer], count: int, generator: torch.Generator | None) -> dict[nn.Module, Gates]:
+    """Draws of its own for each layer: Eq. (18) averages one layer's masks at a time."""
+    return {
+        layer: AverageGates(
+            tuple(sample.arms[0][layer] for sample in draw_samples([layer], count, generator, relaxed=False))
+        )
+        for layer in layers
+    }
+
+
 def _over_networks(
     model: nn.Module,
     inputs: tuple[Any, ...],
     options: dict[str, Any],
     count: int,
-    source: NoiseSource,
+    generator: torch.Generator | None,
     to_mean: Callable[[Any], Tensor],
     to_entropy: Callable[[Tensor], Tensor] | None,
 ) -> Prediction:
@@ -105,8 +118,9 @@ def _over_networks(
     mean: Tensor | None = None
     spread: Tensor | None = None
     entropies: Tensor | None = None
+    samples = deque(draw_samples(layers, count, generator, relaxed=False))
     for index in range(count):
-        with running(Sample(layers, source, relaxed=False).arms[0]):
+        with running(samples.popleft().arms[0]):  # and its masks go with it
             sample = to_mean(model(*inputs, **options))
         if to_entropy is not None:
             entropy = to_entropy(sample)
@@ -126,13 +140,27 @@ def _over_networks(
     return Prediction(mean, total, (total - entropies / count).clamp_min(0.0), deviation, count)
 
 
+_lock = Lock()
+_borrowed: WeakKeyDictionary[nn.Module, tuple[bool, int]] = WeakKeyDictionary()
+"""The modes of modules that are in eval mode for predictions under way, and how many of those there are."""
+
+
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode within the context; afterwards each module has the mode it had."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    """Eval mode within the context; each module has its own mode again when the last of its predictions is over."""
+    modules = list(model.modules())
+    with _lock:
+        for module in modules:
+            mode, users = _borrowed.get(module, (module.training, 0))
+            _borrowed[module] = (mode, users + 1)
+        model.eval()
     try:
         yield
     finally:
-        for module, training in modes:
-            module.training = training
+        with _lock:
+            for module in modules:
+                mode, users = _borrowed.pop(module)
+                if users > 1:
+                    _borrowed[module] = (mode, users - 1)
+                else:
+                    module.training = mode

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dropconnectpp.errors import ArgumentError, check_choice
-from dropconnectpp.layers.base import MaskedLayer
+from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
-from dropconnectpp.layers.sampling import masked_layers
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 

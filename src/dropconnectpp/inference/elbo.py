@@ -14,23 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from dropconnectpp.errors import ArgumentError, NonFiniteError, ShapeError, check_count, check_not_negative
+from dropconnectpp.estimators import Estimator
 from dropconnectpp.inference.batchnorm import frozen_statistics
 from dropconnectpp.inference.score_gradient import RewardedPasses, initial_moments, score_layer
+from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
-from dropconnectpp.layers.sampling import (
-    MEAN,
-    Assignment,
-    NoiseSource,
-    Sample,
-    masked_layers,
-    replay_in_backward,
-    running,
-)
+from dropconnectpp.layers.passes import MEAN, Gates, replay_in_backward, running
+from dropconnectpp.layers.sampling import Sample, draw_samples
 from dropconnectpp.likelihoods import LogLikelihood
-from dropconnectpp.ops import posterior as posterior_ops
+from dropconnectpp.ops.posterior import GatePosterior, divergence, group_pass, groupable, in_parts, kl_sum
 
 
-@dataclass(frozen=True)
+@dataclass
 class ELBOTerms:
     """What one minibatch says of Eq. (15)."""
 
@@ -53,13 +48,24 @@ class ELBOTerms:
 class _Step:
     """One minibatch on its way from the draw to the terms."""
 
+    layers: dict[str, MaskedLayer]
+    """As they were found when the step began."""
     samples: list[Sample]
-    pathwise_kl: list[tuple[DropConnectPPLayer, Tensor]]
+    pathwise_kl: list[tuple[float, Tensor]]
+    """KL weights of layers, and the KL that each counts."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = field(default_factory=list)
 
     @property
-    def first(self) -> Assignment:
+    def first(self) -> dict[nn.Module, Gates]:
         return self.samples[0].arms[0]
+
+    @property
+    def posteriors(self) -> dict[str, DropConnectPPLayer]:
+        return _posteriors(self.layers)
+
+    @property
+    def arms(self) -> int:
+        return len(self.samples[0].arms)
 
 
 class _Moments(nn.Module):
@@ -73,6 +79,10 @@ class _Moments(nn.Module):
             if buffer is not None and known is not None and buffer.dtype.itemsize < 4:
                 self._buffers[name] = known.to(buffer.device)
         return self
+
+
+_LAST = object()
+"""Stands for a target that is the last of the inputs."""
 
 
 class ELBO(nn.Module):
@@ -117,15 +127,35 @@ class ELBO(nn.Module):
         self.kl_weight = kl_weight
         self.generator = generator
         self.check_finite = check_finite
-        self._layers = masked_layers(model)
-        self._require_one_estimator()
         self._step: _Step | None = None
+        self._seen: list[tuple[DropConnectPPLayer, Estimator]] = []  # to notice what has changed since the last step
         self.moments = _Moments()
-        for name, layer in self._posterior_layers():
+        self._prepare(masked_layers(model))
+
+    def _moments_by_layer(self) -> dict[str, dict[str, Tensor]]:
+        found: dict[str, dict[str, Tensor]] = {}
+        for key, value in self.moments.named_buffers():
+            prefix, slash, name = key.rpartition("/")
+            found.setdefault(prefix + slash, {})[name] = value
+        return found
+
+    def _prepare(self, layers: dict[str, MaskedLayer]) -> None:
+        """Check the layers that the model has now and make room for what their estimators remember."""
+        seen = [(layer, layer.estimator) for layer in _posteriors(layers).values()]
+        if len(seen) == len(self._seen) and all(
+            layer is other and estimator is known
+            for (layer, estimator), (other, known) in zip(seen, self._seen, strict=True)
+        ):
+            return
+        self._seen = seen
+        _require_one_estimator(layers)
+        known = dict(self.moments.named_buffers())
+        for name, layer in _posteriors(layers).items():
             layer.estimator.check(hyper=layer.hyper, num_samples=self.num_samples)
             for key, start in initial_moments(layer).items():
-                self.moments.register_buffer(f"{name.replace('.', '/') or 'model'}/{key}", start)
-        self._arms = max((layer.estimator.arms for _, layer in self._posterior_layers()), default=1)
+                buffer = known.get(f"{_prefix(name)}{key}")
+                if buffer is None or buffer.shape != start.shape:
+                    self.moments.register_buffer(f"{_prefix(name)}{key}", start)
 
     @property
     def kl_weight(self) -> float:
@@ -135,27 +165,19 @@ class ELBO(nn.Module):
     def kl_weight(self, value: float) -> None:
         self._kl_weight = check_not_negative("kl_weight", value)
 
-    def _require_one_estimator(self) -> None:
-        """A posterior that two layers share learns in one way."""
-        known: dict[Any, tuple[str, DropConnectPPLayer]] = {}
-        for name, layer in self._posterior_layers():
-            for synapse in layer.synapse_names:
-                first, other = known.setdefault(layer.tie(synapse), (name, layer))
-                if other.estimator != layer.estimator:
-                    raise ArgumentError(
-                        f"{first!r} and {name!r} share a posterior and need one estimator, "
-                        f"got {other.estimator.name!r} and {layer.estimator.name!r}."
-                    )
-
-    def _posterior_layers(self) -> Iterator[tuple[str, DropConnectPPLayer]]:
-        for name, layer in self._layers.items():
-            if isinstance(layer, DropConnectPPLayer):
-                yield name, layer
-
     # ------------------------------------------------------------------------------ the public way
 
-    def forward(self, *inputs: Any, target: Any, **options: Any) -> ELBOTerms:
-        """Run the model on ``inputs`` as often as the estimators need and return the terms."""
+    def forward(self, *inputs: Any, target: Any = _LAST, **options: Any) -> ELBOTerms:
+        """Run the model on ``inputs`` as often as the estimators need and return the terms.
+
+        Without ``target`` the last of the inputs is the target: ``elbo(x, y)``.
+        """
+        if target is _LAST:
+            if len(inputs) < 2:
+                raise ArgumentError(
+                    f"ELBO needs a target: elbo(inputs, target=...) or elbo(inputs, target), got {len(inputs)} input."
+                )
+            *inputs, target = inputs  # type: ignore[assignment]
         step = self._begin()
         mean = self._mean_network(step, inputs, options, target)
         rewards, output = self._run_passes(step, inputs, options, target, done=None)
@@ -175,7 +197,7 @@ class ELBO(nn.Module):
 
         handle = self.model.register_forward_hook(remember, with_kwargs=True)
         try:
-            with running(step.first):
+            with running(step.first, users=True):
                 yield
         finally:
             handle.remove()
@@ -194,37 +216,32 @@ class ELBO(nn.Module):
     # --------------------------------------------------------------------------------- the passes
 
     def _begin(self) -> _Step:
-        layers = list(self._layers.values())
+        layers = masked_layers(self.model)
+        posteriors = _posteriors(layers)
+        if not torch.compiler.is_compiling():
+            self._prepare(layers)
         if self.training:
-            for _, layer in self._posterior_layers():
+            for layer in posteriors.values():
                 layer.project()
-        source = NoiseSource(self.generator)
-        samples = [
-            Sample(layers, source, relaxed=self.model.training, arms=self._arms) for _ in range(self.num_samples)
-        ]
         # The KL of pathwise layers enters the graph before the passes: autograd then works it out
         # last, when the masked weights are gone, and the peak of memory is lower by one tensor.
-        kl = [(layer, posterior_ops.kl_sum(layer, name)) for layer, name in self._synapses() if layer.pathwise]
-        return _Step(samples, kl)
-
-    def _synapses(self) -> Iterator[tuple[DropConnectPPLayer, str]]:
-        """Each learned parameter once, however many layers share it."""
-        seen: set[Any] = set()
-        for _, layer in self._posterior_layers():
-            for name in layer.synapse_names:
-                if layer.tie(name) not in seen:
-                    seen.add(layer.tie(name))
-                    yield layer, name
-
-    @property
-    def _needs_mean_network(self) -> bool:
-        return any(layer.estimator.needs_mean_network for _, layer in self._posterior_layers())
+        kl, handles = _pathwise_kl(posteriors)
+        arms = max([1, *(layer.estimator.arms for layer in posteriors.values())])
+        samples = draw_samples(
+            list(layers.values()),
+            self.num_samples,
+            self.generator,
+            relaxed=self.model.training,
+            arms=arms,
+            handles=handles,
+        )
+        return _Step(layers, samples, kl)
 
     def _mean_network(self, step: _Step, inputs: Any, options: Any, target: Any) -> Tensor | None:
         """The log-likelihoods (B,) of Eq. (19) on the same minibatch, where a baseline needs them."""
-        if not self._needs_mean_network:
+        if not _needs_mean_network(step):
             return None
-        assignment: Assignment = dict.fromkeys(step.first, MEAN)
+        assignment: dict[nn.Module, Gates] = dict.fromkeys(step.first, MEAN)
         with torch.no_grad(), running(assignment), frozen_statistics(self.model):
             return self._log_likelihoods(self.model(*inputs, **options), target)
 
@@ -241,11 +258,11 @@ class ELBO(nn.Module):
                 replay_in_backward(output, assignment)
                 first = output if first is None else first
                 rows.append(self._log_likelihoods(output, target))
-        rewards = torch.stack(rows).view(self.num_samples, self._arms, -1)
+        rewards = torch.stack(rows).view(self.num_samples, step.arms, -1)
         return rewards, first
 
     def _repeatable_call(self, step: _Step, output: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        needed = self._needs_mean_network or self.num_samples * self._arms > 1
+        needed = _needs_mean_network(step) or self.num_samples * step.arms > 1
         if not needed:
             return (), {}
         if len(step.calls) != 1 or step.calls[0][2] is not output:
@@ -279,15 +296,15 @@ class ELBO(nn.Module):
         log_likelihood = -self.num_data * loss.detach()
         scale = self.kl_weight / self.num_data
         kl = [value.detach().to(loss.device) for _, value in step.pathwise_kl]
-        parts = [scale * layer.kl_weight * value.to(loss.device) for layer, value in step.pathwise_kl]
+        parts = [scale * weight * value.to(loss.device) for weight, value in step.pathwise_kl]
         passes = RewardedPasses(step.samples, rewards.detach(), mean)
         fresh: dict[str, Tensor] = {}
         done: set[Any] = set()
-        for name, layer in self._posterior_layers():
-            if layer.pathwise:
-                continue
-            prefix = f"{name.replace('.', '/') or 'model'}/"
-            known = {k[len(prefix) :]: v for k, v in self.moments.named_buffers() if k.startswith(prefix)}
+        moments = self._moments_by_layer()
+        scoring = {name: layer for name, layer in step.posteriors.items() if not layer.pathwise}
+        for name, layer in scoring.items():
+            prefix = _prefix(name)
+            known = moments.get(prefix, {})
             scored = score_layer(layer, passes, known, scale * layer.kl_weight, self.generator, done)
             kl.append(scored.kl.to(loss.device))
             parts.append(scored.loss.to(loss.device))
@@ -322,6 +339,65 @@ class ELBO(nn.Module):
         )
 
 
+def _posteriors(layers: dict[str, MaskedLayer]) -> dict[str, DropConnectPPLayer]:
+    return {name: layer for name, layer in layers.items() if isinstance(layer, DropConnectPPLayer)}
+
+
+def _prefix(name: str) -> str:
+    """Where a layer's running moments are kept."""
+    return f"{name.replace('.', '/') or 'model'}/"
+
+
+def _synapses(posteriors: dict[str, DropConnectPPLayer]) -> Iterator[tuple[DropConnectPPLayer, str]]:
+    """Each learned parameter once, however many layers share it."""
+    seen: set[Any] = set()
+    for layer in posteriors.values():
+        for name in layer.synapse_names:
+            if layer.tie(name) not in seen:
+                seen.add(layer.tie(name))
+                yield layer, name
+
+
+def _pathwise_kl(
+    posteriors: dict[str, DropConnectPPLayer],
+) -> tuple[list[tuple[float, Tensor]], dict[Any, Tensor]]:
+    """The KL of layers whose likelihood's gradient comes by backpropagation, and what stands for their logits."""
+    kl: list[tuple[float, Tensor]] = []
+    handles: dict[Any, Tensor] = {}
+    groups: dict[tuple[Any, ...], list[GatePosterior]] = {}
+    for layer, name in _synapses(posteriors):
+        if not layer.pathwise:
+            continue
+        posterior = layer.posterior_of(name)
+        if torch.is_grad_enabled() and groupable(posterior):
+            groups.setdefault((layer.kl_weight, posterior.prior, posterior.gate.dtype), []).append(posterior)
+            continue
+        value, handle = divergence(posterior)
+        kl.append((layer.kl_weight, value))
+        if handle is not None:
+            handles[layer.tie(name)] = handle
+    for key, group in groups.items():
+        kl += [(key[0], group_pass(part)[0]) for part in in_parts(group)]
+    return kl, handles
+
+
+def _require_one_estimator(layers: dict[str, MaskedLayer]) -> None:
+    """A posterior that two layers share learns in one way."""
+    known: dict[Any, tuple[str, DropConnectPPLayer]] = {}
+    for name, layer in _posteriors(layers).items():
+        for synapse in layer.synapse_names:
+            first, other = known.setdefault(layer.tie(synapse), (name, layer))
+            if other.estimator != layer.estimator:
+                raise ArgumentError(
+                    f"{first!r} and {name!r} share a posterior and need one estimator, "
+                    f"got {other.estimator.name!r} and {layer.estimator.name!r}."
+                )
+
+
+def _needs_mean_network(step: _Step) -> bool:
+    return any(layer.estimator.needs_mean_network for layer in step.posteriors.values())
+
+
 # ---------------------------------------------------------------------------------------- the rest
 
 
@@ -337,7 +413,7 @@ def named_kl(model: nn.Module) -> dict[str, Tensor]:
             continue
         fresh = [name for name in layer.synapse_names if layer.tie(name) not in seen]
         seen.update(layer.tie(name) for name in fresh)
-        parts = [posterior_ops.kl_sum(layer, name) for name in fresh]
+        parts = [kl_sum(layer.posterior_of(name)) for name in fresh]
         result[layer_name] = torch.stack(parts).sum() if parts else layer.weight.new_zeros(())
     return result
 
@@ -347,8 +423,8 @@ def kl_divergence(model: nn.Module) -> Tensor:
 
     It is the divergence itself, whatever the layers' ``kl_weight``.
 
-    >>> kl_divergence(dropconnectpp.DropConnectPPLinear(10, 10, bias=False))
-    tensor(24.1564, grad_fn=<SumBackward0>)
+    >>> kl_divergence(dropconnectpp.DropConnectPPLinear(10, 10, bias=False, keep_probability=0.9))
+    tensor(36.8064, grad_fn=<SumBackward0>)
     """
     values = list(named_kl(model).values())
     if not values:

@@ -15,9 +15,9 @@ from dropconnectpp import functional
 from dropconnectpp.errors import ShapeError
 from dropconnectpp.estimators import BBVI, update_moments
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
-from dropconnectpp.layers.per_example import ExampleGates
-from dropconnectpp.layers.sampling import Gates, NoiseSource, Sample
-from dropconnectpp.ops.posterior import inject, posterior_pass
+from dropconnectpp.layers.passes import BinaryGates, ForcedGates, Gates
+from dropconnectpp.layers.sampling import Sample
+from dropconnectpp.ops.posterior import Likelihood, drawn_scores_supported, inject, posterior_pass, scored
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,11 @@ def score_layer(
     device = layer.weight.device
     reward = passes.rewards.to(device)
     mean = None if passes.mean_network is None else passes.mean_network.to(device)
-    example = gates[0][0].kind == "example" or _is_per_example(layer, gates[0][0])
-    if example and layer._examples not in (None, reward.shape[-1]):
+    example = _is_per_example(layer, gates[0][0])
+    seen = _examples(gates[0][0])
+    if example and seen not in (None, reward.shape[-1]):
         raise ShapeError(
-            f"mask='example' needs the examples on the first axis of the layer's input: it saw {layer._examples} rows "
+            f"mask='example' needs the examples on the first axis of the layer's input: it saw {seen} rows "
             f"for a batch of {reward.shape[-1]}. Put the batch first, as (B, T, I), or use mask='batch'."
         )
     if not example:
@@ -83,7 +84,17 @@ def score_layer(
 
 
 def _is_per_example(layer: DropConnectPPLayer, gates: Gates) -> bool:
-    return gates.weight is not None and gates.weight.ndim > layer.weight.ndim
+    if isinstance(gates, ForcedGates):
+        return gates.weight.ndim > layer.weight.ndim
+    return isinstance(gates, BinaryGates) and gates.each_example
+
+
+def _examples(gates: Gates) -> int | None:
+    """How many examples a layer with a mask for each has seen; None if it was not called."""
+    if isinstance(gates, ForcedGates):
+        return gates.weight.shape[0]
+    assert isinstance(gates, BinaryGates)
+    return gates.draw.examples.get(gates.streams["weight"])
 
 
 @dataclass
@@ -96,6 +107,7 @@ class _Work:
     kl_scale: float
     generator: torch.Generator | None
     gradients: dict[str, Tensor] = field(default_factory=dict)
+    losses: list[Tensor] = field(default_factory=list)
 
     def _coefficients(self) -> Tensor:  # (L, E)
         estimator = self.layer.estimator
@@ -105,16 +117,38 @@ class _Work:
     def _mirrored(self) -> bool:
         return self.layer.antithetic
 
-    def _pass(self, name: str, **options: Any) -> tuple[Tensor, Tensor]:
+    def _pass(self, name: str, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
         """KL and squared scores of one parameter; its gradient is kept for `_scored`."""
-        source = NoiseSource(self.generator).for_device(self.layer.weight.device)
-        wanted = torch.is_grad_enabled()
-        found = posterior_pass(self.layer, name, kl_scale=self.kl_scale, generator=source, gradients=wanted, **options)
+        wanted, posterior = torch.is_grad_enabled(), self.layer.posterior_of(name)
+        found = posterior_pass(posterior, kl_scale=self.kl_scale, likelihood=likelihood, gradients=wanted)
         self.gradients.update(found.gradients)
         return found.kl, found.squared_score
 
+    def _drawn_pass(self, name: str, coefficients: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The pass for masks that an operation draws again; None where they must be at hand."""
+        first = [sample[0] for sample in self.gates]
+        draws = [gates.draw for gates in first if isinstance(gates, BinaryGates)]
+        posterior = self.layer.posterior_of(name)
+        if len(draws) < len(first) or not torch.is_grad_enabled() or not drawn_scores_supported(posterior, draws):
+            return None
+        assert isinstance(first[0], BinaryGates)
+        synapses = self.layer.synapses(name, first[0], {})
+        return scored(posterior, synapses, draws, coefficients, self.kl_scale, self._mirrored())
+
+    def _mask(self, name: str, gates: Gates) -> Tensor:
+        """The mask of one parameter in one pass."""
+        if isinstance(gates, ForcedGates):
+            mask = gates.weight if name == "weight" else gates.bias
+            assert mask is not None
+            return mask
+        assert isinstance(gates, BinaryGates)
+        synapses = self.layer.synapses(name, gates, {})
+        return gates.draw.mask(getattr(self.layer, name).shape, synapses, gates.mirrored)
+
     def _scored(self, kl: list[Tensor], moments: dict[str, Tensor]) -> Scored:
         total = sum(kl[1:], kl[0]) if kl else torch.zeros((), device=self.layer.weight.device)
+        if self.losses:
+            return Scored(total, sum(self.losses[1:], self.losses[0]), moments)
         parameters = [getattr(self.layer, key) for key in self.gradients]
         return Scored(total, inject(self.kl_scale * total, parameters, list(self.gradients.values())), moments)
 
@@ -132,13 +166,20 @@ class _Work:
         coefficients = coefficients if count == 1 else coefficients / count
         kl: list[Tensor] = []
         squared: Tensor | None = None  # (L,)
-        for name in names:
-            part, score = self._pass(
-                name,
-                masks=[getattr(sample[0], name) for sample in self.gates],
-                mirrored=[getattr(sample[1], name) for sample in self.gates] if self._mirrored() else [],
-                coefficients=coefficients.to(functional.widen(self.layer.weight[..., :0]).dtype),
-            )
+        wide = functional.widen(self.layer.weight[..., :0]).dtype
+        found = [self._drawn_pass(name, coefficients.to(wide)) for name in names]
+        for name, drawn in zip(names, found, strict=True):
+            if drawn is not None and None not in found:
+                loss, part, score = drawn
+                self.losses.append(loss)
+            else:
+                masks = Likelihood(
+                    [self._mask(name, sample[0]) for sample in self.gates],
+                    [self._mask(name, sample[1]) for sample in self.gates] if self._mirrored() else [],
+                    coefficients.to(wide),
+                    generator=self.generator,
+                )
+                part, score = self._pass(name, masks)
             kl.append(part)
             squared = score if squared is None else squared + score
         if squared is None or "layer" not in self.moments or not torch.is_grad_enabled():
@@ -171,7 +212,8 @@ class _Work:
                 gradient = functional.disarm_gradient(logit, totals[name][0])
             else:
                 gradient = functional.score_gradient(logit, totals[name][0], coefficients.sum())
-            kl.append(self._pass(name, likelihood=gradient, coefficients=coefficients.sum(1))[0])
+            ready = Likelihood(coefficients=coefficients.sum(1), gradient=gradient, generator=self.generator)
+            kl.append(self._pass(name, ready)[0])
             if running:
                 squared = squared + torch.stack(
                     [_squared_score(layer, name, totals[name][row], weights[row].sum()).sum() for row in (1, 2)]
@@ -195,7 +237,7 @@ class _Work:
             rewarded = functional.score_gradient(logit, totals[name][0], weights[0].sum())
             plain = functional.score_gradient(logit, totals[name][1], count)
             gradient = torch.where(known[1] > 0, (rewarded - varpi * plain) / count, 0.0).to(logit.dtype)
-            kl.append(self._pass(name, likelihood=gradient)[0])
+            kl.append(self._pass(name, Likelihood(gradient=gradient, generator=self.generator))[0])
             observed = torch.stack(
                 [_squared_score(layer, name, totals[name][row], weights[row].sum()) / count for row in (0, 1)]
             )
@@ -206,18 +248,20 @@ class _Work:
         """sum over samples and examples of weight times mask: (K, *S) for each parameter."""
         totals: dict[str, Tensor] = {}
         for index, sample in enumerate(self.gates):
-            found = ExampleGates(self.layer, sample[arm]).weighted_sum(weights[:, index])
+            found = self.layer.example_gates(sample[arm]).weighted_sum(weights[:, index])
             totals = {name: found[name] + totals[name] if totals else found[name] for name in found}
         return totals
 
     def _stacked(self, weights: Tensor) -> dict[str, Tensor]:
-        return {
-            name: sum(
-                weights[:, index].view(-1, *[1] * getattr(self.layer, name).ndim) * getattr(sample[0], name)
+        totals: dict[str, Tensor] = {}
+        for name in self.layer.synapse_names:
+            ndim = getattr(self.layer, name).ndim
+            parts = [
+                weights[:, index].view(-1, *[1] * ndim) * self._mask(name, sample[0])
                 for index, sample in enumerate(self.gates)
-            )
-            for name in self.layer.synapse_names
-        }
+            ]
+            totals[name] = sum(parts[1:], parts[0])
+        return totals
 
 
 def _squared_score(layer: DropConnectPPLayer, name: str, weighted_mask: Tensor, total: Tensor) -> Tensor:

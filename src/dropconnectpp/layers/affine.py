@@ -5,7 +5,7 @@ Shapes: B batch, O out, I in, C channels, G groups; `*` are spatial or further a
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dropconnectpp.errors import ShapeError
 
 
-class Operation(nn.Module):
+class Operation(nn.Module, ABC):
     """One linear operation; the layers mix it with a kind of masking."""
 
     plain_type: ClassVar[type[nn.Module]]

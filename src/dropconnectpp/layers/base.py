@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,28 @@ from torch import Tensor, nn
 from dropconnectpp import functional
 from dropconnectpp.errors import ArgumentError, check_choice
 from dropconnectpp.layers.affine import Operation
-from dropconnectpp.layers.per_example import run_per_example
-from dropconnectpp.layers.sampling import MEAN, ForcedMasks, Gates, NoiseSource, Sample, fresh_gates, transformed
+from dropconnectpp.layers.passes import (
+    MEAN,
+    AverageGates,
+    BinaryGates,
+    DrawnGates,
+    ForcedGates,
+    Gates,
+    GaussianGates,
+    MeanGates,
+    RelaxedGates,
+    assigned,
+    replayed,
+)
+from dropconnectpp.layers.per_example import ExampleGates, run_each
+from dropconnectpp.layers.seeds import fresh_draws
 from dropconnectpp.ops import gated_weight
+from dropconnectpp.ops.drawn import Draw, Gating, Synapses, draw_gated, gated_plainly, transformed
+from dropconnectpp.ops.noise import noise_dtype
 
 Activation = Callable[[Tensor], Tensor]
+Mask = Literal["batch", "example"]
+"""Whether a minibatch shares one mask or each example has its own."""
 
 
 class MaskedLayer(Operation):
@@ -51,9 +68,9 @@ class MaskedLayer(Operation):
         return None
 
     def _set_up(
-        self, shape: torch.Size, bias: bool, activation: Activation | None, mask: str, factory: dict[str, Any]
+        self, shape: torch.Size, bias: bool, activation: Activation | None, mask: Mask, factory: dict[str, Any]
     ) -> None:
-        self.mask = check_choice("mask", mask, ("batch", "example"))
+        self.mask = check_choice("mask", mask, get_args(Mask))
         if activation is not None and not callable(activation):
             raise ArgumentError(f"activation must be a module or function such as nn.ReLU(), got {activation!r}.")
         self.activation = activation
@@ -64,10 +81,6 @@ class MaskedLayer(Operation):
             self.register_parameter("bias", None)
         self.register_buffer("weight_kept", None)
         self.register_buffer("bias_kept", None)
-        self._gates: Gates | None = None
-        self._replayed: Gates | None = None
-        self._forced: ForcedMasks | None = None
-        self._examples: int | None = None  # how many examples the last pass with a mask each had
 
     def reset_parameters(self) -> None:
         """Start weights and biases as the `nn` counterpart does."""
@@ -79,7 +92,8 @@ class MaskedLayer(Operation):
     @property
     def synapse_names(self) -> tuple[str, ...]:
         """The masked parameters: "weight" and, where there is one, "bias"."""
-        return ("weight",) if self.bias is None else ("weight", "bias")
+        without = "bias" in self._parameters and self._parameters["bias"] is None
+        return ("weight",) if without else ("weight", "bias")
 
     def kept(self, name: str) -> Tensor | None:
         """The boolean buffer of what pruning left of a parameter; None before any pruning."""
@@ -98,11 +112,12 @@ class MaskedLayer(Operation):
 
     def tie(self, name: str) -> Hashable:
         """Equal for parameters that share one mask."""
-        return id(getattr(self, name))
+        parameter = self._parameters.get(name)
+        return (id(self), name) if parameter is None else id(parameter)  # a parametrised weight is made anew each time
 
-    def gate_kind(self, relaxed: bool) -> str:
-        """Which `Gates.kind` a pass draws."""
-        return "example" if self.mask == "example" else "mask"
+    def gates(self, draw: Draw, streams: Mapping[str, int], *, relaxed: bool, mirrored: bool) -> Gates:
+        """What a draw gives this layer; ``relaxed`` asks for the gates its estimator trains with."""
+        return BinaryGates(draw, streams, each_example=self.mask == "example", mirrored=mirrored)
 
     def keep_probability(self, name: str = "weight") -> Tensor:
         """pi~ of each synapse, 0 where it was pruned; shaped like the parameter."""
@@ -118,38 +133,113 @@ class MaskedLayer(Operation):
 
     def forward(self, input: Tensor) -> Tensor:
         """a((Z * W) v) with this pass's masks, Eq. (1), or with their mean, Eq. (19)."""
-        gates = self._current_gates()
-        batched = gates.kind in ("example", "average") and self.mask == "example"
-        self.check_input(input, batched or (gates.weight is not None and gates.weight.ndim > self.weight.ndim))
-        if gates.kind == "average":
-            return self._average(input, gates)
-        if gates.kind == "mean":
+        gates, again = self._gates_of_pass()
+        self.check_input(input, self._one_mask_each(gates))
+        if isinstance(gates, MeanGates):
             return self._mean_pass(input)
-        return self._activate(self._sampled(input, gates))
+        if isinstance(gates, AverageGates):
+            return self._average(input, gates)
+        return self._activate(self._sampled(input, gates, again))
 
-    def _current_gates(self) -> Gates:
-        if self._replayed is not None:
-            if torch._C._current_graph_task_id() != -1:  # inside backward: gradient checkpointing
-                return self._replayed
-            self._replayed = None  # left by a backward that failed
-        return self._own_gates() if self._gates is None else self._gates
+    def _gates_of_pass(self) -> tuple[Gates, bool]:
+        """This pass's gates, and whether it is a recomputation within a backward pass."""
+        gates = replayed(self)
+        if gates is not None:
+            return gates, True
+        gates = assigned(self)
+        if gates is None:
+            gates = self._gates_of_own() if self.training else MEAN
+        return gates, False
 
-    def _own_gates(self) -> Gates:
-        if self._forced is not None:
-            return self._forced.gates(self)
-        return fresh_gates(self) if self.training else MEAN
+    def _gates_of_own(self) -> Gates:
+        """Gates for a training call outside every context: drawn for this call alone."""
+        draw = fresh_draws(1, self.weight.device)[0]
+        streams = {name: index for index, name in enumerate(self.synapse_names)}
+        return self.gates(draw, streams, relaxed=True, mirrored=False)
 
-    def draw_mask(self, name: str, source: NoiseSource) -> Tensor:
-        logit, parameter = self.logit(name).detach(), getattr(self, name)
-        mask = gated_weight.draw_mask(logit, parameter.shape, source.for_device(parameter.device))
+    def _one_mask_each(self, gates: Gates) -> bool:
+        """Whether a pass needs the examples on the input's first axis."""
+        if isinstance(gates, ForcedGates):
+            return gates.weight.ndim > self.weight.ndim
+        if isinstance(gates, AverageGates):
+            return any(self._one_mask_each(drawn) for drawn in gates.drawn)
+        return isinstance(gates, BinaryGates | RelaxedGates) and gates.each_example
+
+    def _sampled(self, input: Tensor, gates: Gates, again: bool = False) -> Tensor:
+        """One sample of what goes into the activation: Eq. (1)."""
+        if isinstance(gates, GaussianGates):
+            return self._gaussian(input, gates)
+        if self._one_mask_each(gates):
+            return run_each(self, self.example_gates(gates), input)
+        gated = self._gated(gates, again)
+        return self.operate(input, gated[0], gated[1] if len(gated) > 1 else None)
+
+    def _gated(self, gates: Gates, again: bool) -> tuple[Tensor, ...]:
+        """The masked parameters, one mask for the whole batch."""
+        names = self.synapse_names
+        if isinstance(gates, ForcedGates):
+            given = {"weight": gates.weight, "bias": gates.bias}
+            return tuple(self._masked(name, mask) for name in names if (mask := given[name]) is not None)
+        if isinstance(gates, RelaxedGates):
+            return tuple(self._relaxed(name, gates) for name in names)
+        assert isinstance(gates, BinaryGates)
+        parameters = tuple(getattr(self, name) for name in names)
+        handles = {} if again else gates.draw.handles
+        gating = Gating(
+            gates.draw,
+            tuple(self.synapses(name, gates, handles) for name in names),
+            gates.mirrored,
+            self.straight_through,
+            _product_dtype(parameters[0]),
+        )
+        if transformed():
+            return gated_plainly(parameters, gating)
+        return draw_gated(parameters, gating)
+
+    def synapses(self, name: str, gates: DrawnGates, handles: Mapping[Hashable, Tensor]) -> Synapses:
+        """What gates one parameter in a pass."""
+        logit = handles.get(self.tie(name)) if handles else None
+        return Synapses(self.logit(name) if logit is None else logit, self.kept(name), gates.streams[name])
+
+    def _masked(self, name: str, mask: Tensor) -> Tensor:
+        """The parameter under a mask that is given."""
+        parameter: Tensor = getattr(self, name)
+        if not self.straight_through:
+            return parameter * mask if transformed() else gated_weight.masked(parameter, mask)
         kept = self.kept(name)
-        return mask if kept is None else mask & kept
+        if not transformed():
+            return gated_weight.straight_through(parameter, self.logit(name), mask, kept)
+        pi = torch.sigmoid(self.logit(name))
+        learned = pi - pi.detach()
+        return parameter * (mask + (learned if kept is None else learned * kept))
 
-    def mask_from_noise(self, name: str, noise: Tensor, mirrored: bool) -> Tensor:
-        draw = functional.draw_antithetic_mask if mirrored else functional.draw_mask
-        mask = draw(self.logit(name).detach(), noise)
-        kept = self.kept(name)
-        return mask if kept is None else mask & kept
+    def _relaxed(self, name: str, gates: RelaxedGates) -> Tensor:
+        """The parameter under gates between 0 and 1."""
+        parameter, kept = getattr(self, name), self.kept(name)
+        dtype = noise_dtype(parameter.dtype)
+        noise = gates.draw.uniform(parameter.shape, gates.streams[name], dtype, parameter.device)
+        gate = functional.relax_mask(self.logit(name), noise, gates.temperature).to(parameter.dtype)
+        product: Tensor = parameter * gate if kept is None else parameter * gate * kept
+        return product
+
+    def example_gates(self, gates: Gates) -> ExampleGates:
+        """The gates of each example in turn."""
+        names = self.synapse_names
+        given = {"weight": gates.weight, "bias": gates.bias} if isinstance(gates, ForcedGates) else None
+        drawn = gates if isinstance(gates, BinaryGates | RelaxedGates) else None
+        return ExampleGates(
+            logits={name: self.logit(name) for name in names},
+            shapes={name: getattr(self, name).shape for name in names},
+            kept={name: self.kept(name) for name in names},
+            device=self.weight.device,
+            given=given,
+            draw=None if drawn is None else drawn.draw,
+            streams={} if drawn is None else drawn.streams,
+            mirrored=isinstance(gates, BinaryGates) and gates.mirrored,
+            temperature=gates.temperature if isinstance(gates, RelaxedGates) else None,
+            through=self.straight_through,
+            pathwise=self.pathwise,
+        )
 
     def mean_parameters(self) -> tuple[Tensor, Tensor | None]:
         """pi~ W and pi~ b: the weights of Eq. (19)."""
@@ -159,24 +249,9 @@ class MaskedLayer(Operation):
     def _mean_pass(self, input: Tensor) -> Tensor:
         return self._activate(self.operate(input, *self.mean_parameters()))
 
-    def _sampled(self, input: Tensor, gates: Gates) -> Tensor:
-        """One sample of what goes into the activation: Eq. (1)."""
-        if gates.kind == "gaussian":
-            return self._gaussian(input, gates.seed)
-        given = gates.weight
-        if gates.kind == "example" or (given is not None and given.ndim > self.weight.ndim):
-            output: Tensor = run_per_example(self, input, gates)
-            return output
-        gated = [self._gate(name, getattr(gates, name)) for name in self.synapse_names]
-        return self.operate(input, gated[0], gated[1] if len(gated) > 1 else None)
-
-    def _gate(self, name: str, gate: Tensor) -> Tensor:
-        parameter: Tensor = getattr(self, name)
-        return parameter * gate if transformed() else gated_weight.masked(parameter, gate)
-
-    def _gaussian(self, input: Tensor, seed: int | None) -> Tensor:
+    def _gaussian(self, input: Tensor, gates: GaussianGates) -> Tensor:
         mean, deviation = self.gaussian_moments(input)
-        return mean + deviation * (torch.randn_like(mean) if seed is None else _seeded_normal(mean, seed))
+        return mean + deviation * gates.draw.normal(mean.shape, gates.streams["weight"], mean.dtype, mean.device)
 
     def gaussian_moments(self, input: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the pre-activation over masks, example by example."""
@@ -195,18 +270,16 @@ class MaskedLayer(Operation):
         # The margin keeps the slope of the root finite where every input is zero.
         return mean, torch.sqrt(variance.clamp_min(0.0) + 1e-12)
 
-    def _average(self, input: Tensor, gates: Gates) -> Tensor:
+    def _average(self, input: Tensor, gates: AverageGates) -> Tensor:
         """Eq. (18): the activation averaged over masks, one mask in memory at a time."""
-        if gates.seed is None:
-            raise ArgumentError("Gates of kind 'average' need a seed.")
-        source = NoiseSource(torch.Generator().manual_seed(gates.seed))
         total: Tensor | None = None
-        for _ in range(gates.count):
-            drawn = Sample([self], source, relaxed=False).arms[0][self]
+        for drawn in gates.drawn:
+            if isinstance(drawn, BinaryGates):
+                drawn = self.gates(drawn.draw.anew(), drawn.streams, relaxed=False, mirrored=False)
             output = self._activate(self._sampled(input, drawn))
             total = output if total is None else total + output
         assert total is not None
-        return total / gates.count
+        return total / len(gates.drawn)
 
     def _activate(self, output: Tensor) -> Tensor:
         return output if self.activation is None else self.activation(output)
@@ -218,7 +291,14 @@ class MaskedLayer(Operation):
         super()._load_from_state_dict(state_dict, prefix, *arguments, **options)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _seeded_normal(like: Tensor, seed: int) -> Tensor:
-    generator = torch.Generator(like.device).manual_seed(seed)
-    return torch.randn(like.shape, device=like.device, dtype=like.dtype, generator=generator)
+def masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
+    """Every DropConnect and DropConnect++ layer of a model, once each, by its qualified name."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, MaskedLayer)}
+
+
+def _product_dtype(parameter: Tensor) -> torch.dtype | None:
+    """What autocast will have a product of this parameter in; None: as it is."""
+    device = parameter.device.type
+    if not torch.is_autocast_enabled(device) or parameter.dtype == torch.float64:
+        return None
+    return torch.get_autocast_dtype(device)

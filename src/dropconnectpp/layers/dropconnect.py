@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from dropconnectpp.errors import ArgumentError, check_choice, check_probability
 from dropconnectpp.functional import expected_activation
 from dropconnectpp.layers.base import MaskedLayer
+
+Evaluation = Literal["mean", "gaussian"]
+"""What eval mode gives: one pass with the mean weights, or DropConnect's Gaussian moment matching."""
 
 
 class DropConnectLayer(MaskedLayer):
@@ -21,9 +24,9 @@ class DropConnectLayer(MaskedLayer):
     closed form for ReLU and otherwise by quadrature, the limit of DropConnect's many draws.
     """
 
-    def _set_up_rate(self, keep_probability: float, evaluation: str) -> None:
-        self.rate = check_probability("keep_probability", keep_probability)
-        self.evaluation = check_choice("evaluation", evaluation, ("mean", "gaussian"))
+    def _set_up_rate(self, keep_probability: float, evaluation: Evaluation) -> None:
+        self.fixed_keep_probability = check_probability("keep_probability", keep_probability)
+        self.evaluation = check_choice("evaluation", evaluation, get_args(Evaluation))
         if evaluation == "gaussian" and self.activation is None:
             raise ArgumentError(
                 "evaluation='gaussian' averages the activation, and this layer has none. "
@@ -32,7 +35,7 @@ class DropConnectLayer(MaskedLayer):
         self.reset_parameters()
 
     def logit(self, name: str) -> Tensor:
-        value = math.log(self.rate) - math.log1p(-self.rate)
+        value = math.log(self.fixed_keep_probability) - math.log1p(-self.fixed_keep_probability)
         return torch.full((), value, device=self.weight.device, dtype=self.weight.dtype)
 
     def _mean_pass(self, input: Tensor) -> Tensor:
@@ -41,8 +44,8 @@ class DropConnectLayer(MaskedLayer):
         return expected_activation(self.activation, *self.gaussian_moments(input))
 
     def options(self) -> dict[str, Any]:
-        return {**super().options(), "keep_probability": self.rate, "evaluation": self.evaluation}
+        return {**super().options(), "keep_probability": self.fixed_keep_probability, "evaluation": self.evaluation}
 
     def extra_repr(self) -> str:
-        shown = {**self.arguments(), "keep_probability": self.rate, "mask": self.mask}
+        shown = {**self.arguments(), "keep_probability": self.fixed_keep_probability, "mask": self.mask}
         return ", ".join(f"{key}={value!r}" for key, value in shown.items())

@@ -3,18 +3,83 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
 
 from dropconnectpp import functional
 from dropconnectpp.errors import check_choice, check_not_negative, check_positive, check_probability
-from dropconnectpp.estimators import Concrete, Estimator, StraightThrough, resolve
+from dropconnectpp.estimators import Concrete, Eq16, Estimator, EstimatorName, StraightThrough, resolve
 from dropconnectpp.layers.base import MaskedLayer
-from dropconnectpp.layers.sampling import transformed
-from dropconnectpp.ops import gated_weight
+from dropconnectpp.layers.passes import BinaryGates, Gates, GaussianGates, RelaxedGates
+from dropconnectpp.ops.drawn import Draw
+from dropconnectpp.ops.posterior import GatePosterior
+from dropconnectpp.ops.prior import HYPERS, SHARINGS, Hyper, Prior, Sharing
+
+Parameterisation = Literal["logit", "probability"]
+"""Whether pi~ or its log-odds is optimised."""
+EstimatorLike = EstimatorName | Estimator | dict[str, Any]
+
+
+class PosteriorArguments(TypedDict, total=False):
+    """The options of a DropConnect++ layer as keywords; `PosteriorOptions` says what each is and its default."""
+
+    alpha: float
+    beta: float
+    keep_probability: float
+    hyper: Hyper
+    sharing: Sharing
+    estimator: EstimatorLike
+    parameterisation: Parameterisation
+    kl_weight: float
+    logit_step: float
+
+
+@dataclass(frozen=True)
+class PosteriorOptions:
+    """How a DropConnect++ layer's posterior starts, what it costs and how it learns."""
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    """The hyper-prior's, Eq. (12)."""
+    keep_probability: float = 0.5
+    """Where every pi~ starts."""
+    hyper: Hyper = "marginal"
+    """What becomes of pi: "marginal" sums it out, "optimal" uses its best q(pi), "learned" trains alpha~ and beta~."""
+    sharing: Sharing = "synapse"
+    """Which synapses share one pi."""
+    estimator: EstimatorLike = "bbvi"
+    """How the likelihood's gradient reaches pi~; see `dropconnectpp.estimators`."""
+    parameterisation: Parameterisation = "logit"
+    """Whether pi~ or its log-odds is optimised."""
+    kl_weight: float = 1.0
+    """What multiplies the layer's KL in the loss."""
+    logit_step: float = 1.0
+    """The posterior's step size as a multiple of the weights'."""
+
+    def __post_init__(self) -> None:
+        checked: dict[str, Any] = {
+            "alpha": check_positive("alpha", self.alpha),
+            "beta": check_positive("beta", self.beta),
+            "keep_probability": check_probability("keep_probability", self.keep_probability),
+            "hyper": check_choice("hyper", self.hyper, HYPERS),
+            "sharing": check_choice("sharing", self.sharing, SHARINGS),
+            "estimator": resolve(self.estimator),
+            "parameterisation": check_choice("parameterisation", self.parameterisation, get_args(Parameterisation)),
+            "kl_weight": check_not_negative("kl_weight", self.kl_weight),
+            "logit_step": check_positive("logit_step", self.logit_step),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        checked["estimator"].check(hyper=self.hyper)
+
+    @property
+    def prior(self) -> Prior:
+        """What a pass over the synapses must know of it."""
+        return Prior(self.alpha, self.beta, self.hyper, self.sharing)
 
 
 class DropConnectPPLayer(MaskedLayer):
@@ -33,27 +98,21 @@ class DropConnectPPLayer(MaskedLayer):
     logit_step: float = 1.0
     """The posterior's step size as a multiple of the weights': for `dropconnectpp.parameter_groups`."""
 
-    def _set_up_posterior(
-        self,
-        alpha: float,
-        beta: float,
-        keep_probability: float,
-        hyper: str,
-        estimator: str | Estimator | dict[str, Any],
-        parameterisation: str,
-        kl_weight: float,
-        logit_step: float,
-        factory: dict[str, Any],
-    ) -> None:
-        self.alpha = check_positive("alpha", alpha)
-        self.beta = check_positive("beta", beta)
-        self.initial_keep_probability = check_probability("keep_probability", keep_probability)
-        self.hyper = check_choice("hyper", hyper, ("optimal", "learned"))
-        self.parameterisation = check_choice("parameterisation", parameterisation, ("logit", "probability"))
-        self.kl_weight = check_not_negative("kl_weight", kl_weight)
-        self.logit_step = check_positive("logit_step", logit_step)
-        self.estimator = resolve(estimator)
-        self.estimator.check(hyper=self.hyper)
+    alpha: float
+    beta: float
+    hyper: Hyper
+    sharing: Sharing
+    estimator: Estimator
+    parameterisation: Parameterisation
+
+    def _set_up_posterior(self, options: PosteriorOptions, factory: dict[str, Any]) -> None:
+        self.alpha, self.beta = options.alpha, options.beta
+        self.initial_keep_probability = options.keep_probability
+        self.hyper, self.sharing = options.hyper, options.sharing
+        self.parameterisation = options.parameterisation
+        self.kl_weight, self.logit_step = options.kl_weight, options.logit_step
+        self.estimator = resolve(options.estimator)
+        self.prior = options.prior
         for name in self.synapse_names:
             for key in self.posterior_names_of(name):
                 shape = getattr(self, name).shape
@@ -131,20 +190,41 @@ class DropConnectPPLayer(MaskedLayer):
         return torch.logit(parameter + (inside - parameter).detach())
 
     def hyper_posterior(self, name: str = "weight") -> tuple[Tensor, Tensor]:
-        """alpha~ and beta~ of Eq. (14), learned or at their optimum."""
-        if self.hyper == "optimal":
-            return functional.optimal_hyper_posterior(self.logit(name), self.alpha, self.beta)
-        return tuple(functional.positive(getattr(self, f"{name}_{s}")) for s in ("alpha", "beta"))  # type: ignore[return-value]
+        """alpha~ and beta~ of Eq. (14): learned, or the best for each pi~ or each group that shares pi."""
+        if self.hyper == "learned":
+            return tuple(functional.positive(getattr(self, f"{name}_{s}")) for s in ("alpha", "beta"))  # type: ignore[return-value]
+        logit = self.logit(name)
+        if self.sharing == "synapse":
+            return functional.optimal_hyper_posterior(logit, self.alpha, self.beta)
+        axes = self.prior.group_axes(logit.ndim)
+        on, off = (torch.sigmoid(sign * logit) for sign in (1.0, -1.0))
+        kept = self.kept(name)
+        on, off = (on, off) if kept is None else (on * kept, off * kept)
+        return self.alpha + on.sum(axes, keepdim=True), self.beta + off.sum(axes, keepdim=True)
+
+    def posterior_of(self, name: str) -> GatePosterior:
+        """q(z) and q(pi) of "weight" or "bias", as the passes over its synapses take them."""
+        return GatePosterior(
+            {key: getattr(self, key) for key in self.posterior_names_of(name)},
+            self.prior,
+            self.kept(name),
+            direct=self.parameterisation == "probability",
+            scores_pi=isinstance(self.estimator, Eq16),
+        )
 
     def kl(self, name: str = "weight") -> Tensor:
         """Eq. (20) + Eq. (21) of each synapse in nats, 0 where it was pruned; shaped like the parameter."""
-        if self.hyper == "optimal":
-            kl = functional.beta_bernoulli_kl(self.logit(name), self.alpha, self.beta)
+        kept, logit = self.kept(name), self.logit(name)
+        if self.sharing != "synapse":
+            return functional.shared_kl(logit, self.alpha, self.beta, self.prior.group_axes(logit.ndim), kept)[0]
+        if self.hyper == "marginal":
+            kl = functional.marginal_kl(logit, self.alpha, self.beta)
+        elif self.hyper == "optimal":
+            kl = functional.beta_bernoulli_kl(logit, self.alpha, self.beta)
         else:
             posterior = self.hyper_posterior(name)
-            kl = functional.bernoulli_kl(self.logit(name), *posterior)
+            kl = functional.bernoulli_kl(logit, *posterior)
             kl = kl + functional.beta_kl(*posterior, self.alpha, self.beta)
-        kept = self.kept(name)
         return kl if kept is None else kl * kept
 
     @torch.no_grad()
@@ -158,27 +238,13 @@ class DropConnectPPLayer(MaskedLayer):
     def tie(self, name: str) -> Hashable:
         return id(self.gate_parameter(name))
 
-    def gate_kind(self, relaxed: bool) -> str:
+    def gates(self, draw: Draw, streams: Mapping[str, int], *, relaxed: bool, mirrored: bool) -> Gates:
+        each = self.mask == "example"
         if relaxed and self.estimator.gate == "gaussian":
-            return "gaussian"
-        if self.mask == "example":
-            return "example"
-        return "noise" if relaxed and self.estimator.gate == "concrete" else "mask"
-
-    def _gate(self, name: str, gate: Tensor) -> Tensor:
-        parameter: Tensor = getattr(self, name)
-        kept = self.kept(name)
-        if gate.dtype != torch.bool:
-            assert self.temperature is not None
-            gate = functional.relax_mask(self.logit(name), gate, self.temperature).to(parameter.dtype)
-            return parameter * gate if kept is None else parameter * gate * kept
-        if not self.straight_through:
-            return super()._gate(name, gate)
-        if transformed():
-            pi = torch.sigmoid(self.logit(name))
-            slope = pi - pi.detach() if kept is None else (pi - pi.detach()) * kept
-            return parameter * (gate + slope)
-        return gated_weight.straight_through(parameter, self.logit(name), gate, kept)
+            return GaussianGates(draw, streams)
+        if relaxed and self.temperature is not None:
+            return RelaxedGates(draw, streams, self.temperature, each)
+        return BinaryGates(draw, streams, each_example=each, mirrored=mirrored)
 
     def options(self) -> dict[str, Any]:
         return {
@@ -187,6 +253,7 @@ class DropConnectPPLayer(MaskedLayer):
             "beta": self.beta,
             "keep_probability": self.initial_keep_probability,
             "hyper": self.hyper,
+            "sharing": self.sharing,
             "estimator": self.estimator.options(),
             "parameterisation": self.parameterisation,
             "kl_weight": self.kl_weight,
@@ -195,8 +262,8 @@ class DropConnectPPLayer(MaskedLayer):
 
     def extra_repr(self) -> str:
         shown = {**self.arguments(), "hyper": self.hyper, "mask": self.mask, "estimator": self.estimator.name}
-        factors = {"kl_weight": self.kl_weight, "logit_step": self.logit_step}
-        shown |= {key: value for key, value in factors.items() if value != 1.0}
+        others = {"sharing": "synapse", "kl_weight": 1.0, "logit_step": 1.0}
+        shown |= {key: getattr(self, key) for key, usual in others.items() if getattr(self, key) != usual}
         return ", ".join(f"{key}={value!r}" for key, value in shown.items())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any) -> None:

@@ -1,73 +1,121 @@
-"""One mask per example, in blocks of bounded memory: masks are redrawn from a seed, never kept.
+"""One mask per example, in blocks of bounded memory: masks are drawn again when needed, never kept.
 
 Shapes: B examples, b examples of one block, K weightings, S the shape of a parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dropconnectpp.errors import ShapeError
 from dropconnectpp.functional import draw_antithetic_mask, draw_mask, relax_mask
-from dropconnectpp.layers.sampling import Gates, NoiseSource, transformed
+from dropconnectpp.layers.affine import Operation
+from dropconnectpp.ops.drawn import Draw, transformed
+from dropconnectpp.ops.noise import Blocks, noise_dtype
 
-if TYPE_CHECKING:
-    from dropconnectpp.layers.base import MaskedLayer
+BLOCK_ELEMENTS = {"cpu": 2**18}
+"""The most mask elements that are worked on at a time (one example's, if its masks are larger): what fits a cache."""
+OTHER_BLOCK_ELEMENTS = 2**23
+KEPT_ELEMENTS = 2**27
+"""On the CPU, where drawing costs more than memory, up to this many of a pass's masks are kept until backward."""
 
-BLOCK_ELEMENTS = 2**23
-"""The most mask elements that exist at a time (one example's, if its masks are larger)."""
 
-
+@dataclass(frozen=True, eq=False)
 class ExampleGates:
     """The gates of a layer for each example in turn: the same ones whenever they are asked for."""
 
-    def __init__(self, layer: MaskedLayer, gates: Gates) -> None:
-        self.names = layer.synapse_names
-        self.logits = {name: layer.logit(name).detach() for name in self.names}
-        self.shapes = {name: getattr(layer, name).shape for name in self.names}
-        self.kept = {name: layer.kept(name) for name in self.names}
-        self.given = {"weight": gates.weight, "bias": gates.bias} if gates.kind == "mask" else None
-        self.seeds = {"weight": gates.seed, "bias": gates.bias_seed}
-        self.mirrored = gates.mirrored
-        self.temperature = layer.temperature if gates.relaxed else None
-        self.straight_through = layer.straight_through
-        self.device = layer.weight.device
+    logits: Mapping[str, Tensor]
+    shapes: Mapping[str, torch.Size]
+    kept: Mapping[str, Tensor | None]
+    device: torch.device
+    given: Mapping[str, Tensor | None] | None
+    """Masks from the user; None: ``draw`` says what they are."""
+    draw: Draw | None
+    streams: Mapping[str, int]
+    mirrored: bool
+    temperature: float | None
+    through: bool
+    pathwise: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The gated parameters."""
+        return tuple(self.logits)
 
     def blocks(self, batch: int) -> Iterator[tuple[slice, dict[str, Tensor]]]:
         """Slices of the batch with their gates (b, *S) for each parameter."""
-        step = max(1, BLOCK_ELEMENTS // self.shapes["weight"].numel())
+        if transformed():  # plain operations alone: one block of everything
+            yield slice(0, batch), {name: self._whole(name, batch) for name in self.names}
+            return
+        step = self._step()
+        keep = self.device.type == "cpu" and batch * self.shapes["weight"].numel() <= KEPT_ELEMENTS
         # A stream for each parameter: layers may share one and not the other.
-        streams = {name: torch.Generator(self.device) for name in self.names}
-        for name, stream in streams.items():
-            seed = self.seeds[name]
-            if seed is not None:
-                stream.manual_seed(seed)
+        streams = {name: self._stream(name) for name in self.names}
         for start in range(0, batch, step):
             part = slice(start, min(start + step, batch))
-            yield part, {name: self._block(name, part, stream) for name, stream in streams.items()}
+            yield part, {name: self._block(name, part, stream, keep) for name, stream in streams.items()}
 
-    def _block(self, name: str, part: slice, generator: torch.Generator) -> Tensor:
-        logit = self.logits[name]
+    def _step(self) -> int:
+        """How many examples there are in a block."""
+        most = BLOCK_ELEMENTS.get(self.device.type, OTHER_BLOCK_ELEMENTS)
+        return max(1, most // self.shapes["weight"].numel())
+
+    def _whole(self, name: str, batch: int) -> Tensor:
+        """The gates of all examples."""
         if self.given is not None:
             gate = self.given[name]
             assert gate is not None
-            gate = gate[part]
         else:
-            count = part.stop - part.start
-            dtype = torch.float64 if logit.dtype == torch.float64 else torch.float32
-            shape = (count, *self.shapes[name])
-            noise = torch.rand(shape, device=self.device, dtype=dtype, generator=generator)
-            if self.temperature is not None:
-                gate = relax_mask(logit, noise, self.temperature)
-            else:
-                gate = (draw_antithetic_mask if self.mirrored else draw_mask)(logit, noise)
+            gate = self.gate(name, self.noise(name, batch))
         kept = self.kept[name]
         return gate if kept is None else gate * kept
+
+    def noise(self, name: str, batch: int) -> Tensor:
+        """The noise of all examples: that of their blocks."""
+        assert self.draw is not None
+        shape = torch.Size((batch, *self.shapes[name]))
+        dtype = noise_dtype(self.logits[name].dtype)
+        return self.draw.example_noise(shape, self.streams[name], dtype, self.device, self._step())
+
+    def _stream(self, name: str) -> Blocks | None:
+        if self.draw is None:
+            return None
+        seed = self.draw.seed_on(self.device)
+        return Blocks(seed, self.streams[name], noise_dtype(self.logits[name].dtype), self.device)
+
+    def _block(self, name: str, part: slice, stream: Blocks | None, keep: bool) -> Tensor:
+        kept = self.kept[name]
+        if stream is None or self.draw is None:
+            assert self.given is not None
+            given = self.given[name]
+            assert given is not None
+            gate = given[part]
+            return gate if kept is None else gate * kept
+        shape = torch.Size((part.stop - part.start, *self.shapes[name]))
+        key = (self.streams[name], self.mirrored, self.temperature, part.start, part.stop)
+        known = self.draw.masks.get(key)
+        if known is not None:
+            stream.skip(shape)
+            return known
+        noise = stream.next(shape)
+        gate = self.gate(name, noise)
+        if kept is not None:
+            gate = gate * kept
+        if keep and gate.dtype == torch.bool:
+            self.draw.masks[key] = gate
+        return gate
+
+    def gate(self, name: str, noise: Tensor) -> Tensor:
+        """The gates that noise makes, pruning aside."""
+        logit = self.logits[name].detach()
+        if self.temperature is not None:
+            return relax_mask(logit, noise, self.temperature)
+        return (draw_antithetic_mask if self.mirrored else draw_mask)(logit, noise)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """sum_n c_kn z_n for K weightings (K, B) of the examples: (K, *S) for each parameter."""
@@ -81,14 +129,14 @@ class ExampleGates:
                 totals[name] += (weights[:, part] @ flat).view_as(totals[name])
         return totals
 
-    def slope(self, name: str, gate: Tensor) -> Tensor | None:
+    def grad_gate(self, name: str, gate: Tensor) -> Tensor | None:
         """d gate / d logit as the layer's estimator has it; None where it takes the score instead."""
         if self.temperature is not None:
             return gate * (1.0 - gate) / self.temperature
-        if self.straight_through:
-            kept = self.kept[name]
-            slope = torch.sigmoid(self.logits[name]) * torch.sigmoid(-self.logits[name])
-            return slope if kept is None else slope * kept
+        if self.through:
+            kept, logit = self.kept[name], self.logits[name].detach()
+            gradient = torch.sigmoid(logit) * torch.sigmoid(-logit)
+            return gradient if kept is None else gradient * kept
         return None
 
 
@@ -98,7 +146,7 @@ class _PerExample(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        layer: MaskedLayer,
+        layer: Operation,
         gates: ExampleGates,
         input: Tensor,
         weight: Tensor,
@@ -109,7 +157,7 @@ class _PerExample(torch.autograd.Function):
         ctx.layer, ctx.gates = layer, gates
         ctx.autocast = _autocast_state(input.device.type)
         # The logits too, so that a change of them is noticed: backward redraws the masks by them.
-        ctx.save_for_backward(input, weight, bias, *gates.logits.values())
+        ctx.save_for_backward(input, weight, bias, *(logit.detach() for logit in gates.logits.values()))
         outputs = [
             layer.operate_each(input[part], *_gated(masks, weight, bias))
             for part, masks in gates.blocks(input.shape[0])
@@ -136,9 +184,9 @@ class _PerExample(torch.autograd.Function):
                 grad_input[part] = found.pop(0)
             for (name, parameter), grad in zip(parameters.items(), found, strict=True):
                 grads[name] += (grad * masks[name]).sum(0)
-                slope = gates.slope(name, masks[name])
-                if slope is not None:
-                    part_grad = (grad * parameter * slope).sum(0)
+                grad_gate = gates.grad_gate(name, masks[name])
+                if grad_gate is not None:
+                    part_grad = (grad * parameter * grad_gate).sum(0)
                     logit_grads[name] = logit_grads[name] + part_grad if name in logit_grads else part_grad
         return (
             None,
@@ -162,48 +210,39 @@ def _autocast_state(device_type: str) -> dict[str, Any]:
     }
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def run_per_example(layer: MaskedLayer, input: Tensor, gates: Gates) -> Tensor:
-    """The layer's output before its activation, each example through its own mask."""
-    layer._examples = input.shape[0]
-    if transformed():  # torch.func sees through plain operations alone: one block of everything
-        return _run_plainly(layer, input, gates)
-    if gates.weight is not None and gates.weight.shape[0] != input.shape[0]:
-        raise ShapeError(f"forced_masks gave {gates.weight.shape[0]} masks for a batch of {input.shape[0]} examples.")
-    if gates.kind == "example" and gates.seed is None:
-        source = NoiseSource()
-        gates = replace(gates, seed=source.seed(), bias_seed=source.seed())
-    logits = {name: layer.logit(name) for name in layer.synapse_names} if layer.pathwise else {}
+def run_each(layer: Operation, gates: ExampleGates, input: Tensor) -> Tensor:
+    """A layer's output before its activation, each example through its own mask."""
+    if gates.draw is not None:
+        gates.draw.examples.update(dict.fromkeys(gates.streams.values(), input.shape[0]))
+    if transformed():  # plain operations alone: one block of everything
+        return _run_plainly(layer, gates, input)
+    if gates.given is not None:
+        masks = gates.given["weight"]
+        assert masks is not None
+        if masks.shape[0] != input.shape[0]:
+            raise ShapeError(f"forced_masks gave {masks.shape[0]} masks for a batch of {input.shape[0]} examples.")
+    logits = gates.logits if gates.pathwise else {}
     output: Tensor = _PerExample.apply(  # type: ignore[no-untyped-call]
-        layer,
-        ExampleGates(layer, gates),
-        input,
-        layer.weight,
-        layer.bias,
-        logits.get("weight"),
-        logits.get("bias"),
+        layer, gates, input, layer.weight, layer.bias, logits.get("weight"), logits.get("bias")
     )
     return output
 
 
-def _run_plainly(layer: MaskedLayer, input: Tensor, gates: Gates) -> Tensor:
-    given = {"weight": gates.weight, "bias": gates.bias} if gates.kind == "mask" else {}
-    seeds = {"weight": gates.seed, "bias": gates.bias_seed}
+def _run_plainly(layer: Operation, gates: ExampleGates, input: Tensor) -> Tensor:
     gated: list[Tensor | None] = []
-    for name in layer.synapse_names:
-        parameter, logit, kept = getattr(layer, name), layer.logit(name), layer.kept(name)
-        mask, seed = given.get(name), seeds[name]
-        if mask is None:
-            generator = None if seed is None else torch.Generator(parameter.device).manual_seed(seed)
-            dtype = torch.float64 if logit.dtype == torch.float64 else torch.float32
-            shape = (input.shape[0], *parameter.shape)
-            noise = torch.rand(shape, device=parameter.device, dtype=dtype, generator=generator)
-            mask = (draw_antithetic_mask if gates.mirrored else draw_mask)(logit, noise)
-        if layer.temperature is not None and gates.relaxed:
-            gate = relax_mask(logit, noise, layer.temperature)
+    for name in gates.names:
+        parameter, logit, kept = getattr(layer, name), gates.logits[name], gates.kept[name]
+        if gates.given is not None:
+            mask = gates.given[name]
+            assert mask is not None
+        else:
+            noise = gates.noise(name, input.shape[0])
+            mask = gates.gate(name, noise)
+        if gates.temperature is not None:
+            gate = relax_mask(logit, noise, gates.temperature)
         else:
             pi = torch.sigmoid(logit)
-            gate = mask + (pi - pi.detach() if layer.straight_through else 0.0)
+            gate = mask + (pi - pi.detach() if gates.through else 0.0)
         gated.append(parameter * gate if kept is None else parameter * gate * kept)
     weight, bias = [*gated, None][:2]
     assert weight is not None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any, Unpack
 
 import torch
 
-from dropconnectpp.estimators import Estimator
+from dropconnectpp.errors import ArgumentError
 from dropconnectpp.layers.affine import (
     Conv1dOperation,
     Conv2dOperation,
@@ -14,21 +17,36 @@ from dropconnectpp.layers.affine import (
     ConvOperation,
     LinearOperation,
 )
-from dropconnectpp.layers.base import Activation
-from dropconnectpp.layers.dropconnect import DropConnectLayer
-from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
+from dropconnectpp.layers.base import Activation, Mask
+from dropconnectpp.layers.dropconnect import DropConnectLayer, Evaluation
+from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer, PosteriorArguments, PosteriorOptions
 
 Size = int | tuple[int, ...]
+
+
+def _options(kind: type, given: Mapping[str, Any]) -> PosteriorOptions:
+    """The posterior's options, checked; an unknown one is an error that names the nearest."""
+    known = [field.name for field in fields(PosteriorOptions)]
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, [*known, "mask", "activation", "bias", "device", "dtype"], 1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(known)}."
+            raise ArgumentError(f"{kind.__name__} has no option {name!r}.{hint}")
+    return PosteriorOptions(**given)
 
 
 class DropConnectPPLinear(DropConnectPPLayer, LinearOperation):
     """`nn.Linear` whose connections are inferred: r = a((Z * W) v), Eq. (1), Z ~ q, Eq. (13).
 
     Input (..., in_features), output (..., out_features). ``activation`` is a(.), applied inside the
-    layer. ``alpha`` and ``beta`` are the hyper-prior's; ``keep_probability`` is where every pi~
-    starts. ``hyper="learned"`` trains alpha~ and beta~ as in the paper, "optimal" sets them to
-    their best value, which is known. ``mask="example"`` draws one mask per example instead of one
-    per minibatch. ``estimator`` is a name or an instance, see `dropconnectpp.estimators`.
+    layer. ``mask="example"`` draws one mask per example instead of one per minibatch. The other
+    options are `PosteriorOptions`' own:
+
+    ``alpha`` and ``beta`` are the hyper-prior's; ``keep_probability`` is where every pi~ starts.
+    ``hyper="marginal"`` sums pi out exactly, which the paper's hierarchy allows; "learned" trains
+    alpha~ and beta~ as in the paper, and "optimal" sets them to their best value, which is known.
+    With "optimal" ``sharing`` may be "layer", "unit" or "input": one pi for a whole group of
+    synapses. ``estimator`` is a name or an instance, see `dropconnectpp.estimators`.
     ``parameterisation`` says whether pi~ or its log-odds is optimised.
 
     ``kl_weight`` multiplies this layer's KL in the loss, on top of `ELBO`'s own: below 1 a
@@ -48,25 +66,17 @@ class DropConnectPPLinear(DropConnectPPLayer, LinearOperation):
         bias: bool = True,
         *,
         activation: Activation | None = None,
-        alpha: float = 1.0,
-        beta: float = 1.0,
-        keep_probability: float = 0.5,
-        hyper: str = "optimal",
-        mask: str = "batch",
-        estimator: str | Estimator | dict[str, Any] = "bbvi",
-        parameterisation: str = "logit",
-        kl_weight: float = 1.0,
-        logit_step: float = 1.0,
+        mask: Mask = "batch",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **posterior: Unpack[PosteriorArguments],
     ) -> None:
         super().__init__()
+        options = _options(type(self), posterior)
         factory = {"device": device, "dtype": dtype}
         self.in_features, self.out_features = in_features, out_features
         self._set_up(torch.Size((out_features, in_features)), bias, activation, mask, factory)
-        self._set_up_posterior(
-            alpha, beta, keep_probability, hyper, estimator, parameterisation, kl_weight, logit_step, factory
-        )
+        self._set_up_posterior(options, factory)
 
 
 class DropConnectLinear(DropConnectLayer, LinearOperation):
@@ -84,8 +94,8 @@ class DropConnectLinear(DropConnectLayer, LinearOperation):
         *,
         activation: Activation | None = None,
         keep_probability: float = 0.5,
-        mask: str = "batch",
-        evaluation: str = "mean",
+        mask: Mask = "batch",
+        evaluation: Evaluation = "mean",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -110,26 +120,18 @@ class _DropConnectPPConv(DropConnectPPLayer, ConvOperation):
         padding_mode: str = "zeros",
         *,
         activation: Activation | None = None,
-        alpha: float = 1.0,
-        beta: float = 1.0,
-        keep_probability: float = 0.5,
-        hyper: str = "optimal",
-        mask: str = "batch",
-        estimator: str | Estimator | dict[str, Any] = "bbvi",
-        parameterisation: str = "logit",
-        kl_weight: float = 1.0,
-        logit_step: float = 1.0,
+        mask: Mask = "batch",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **posterior: Unpack[PosteriorArguments],
     ) -> None:
         super().__init__()
+        options = _options(type(self), posterior)
         factory = {"device": device, "dtype": dtype}
         geometry = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups)
         shape = self.adopt_geometry(*geometry, padding_mode=padding_mode)
         self._set_up(shape, bias, activation, mask, factory)
-        self._set_up_posterior(
-            alpha, beta, keep_probability, hyper, estimator, parameterisation, kl_weight, logit_step, factory
-        )
+        self._set_up_posterior(options, factory)
 
 
 class _DropConnectConv(DropConnectLayer, ConvOperation):
@@ -147,8 +149,8 @@ class _DropConnectConv(DropConnectLayer, ConvOperation):
         *,
         activation: Activation | None = None,
         keep_probability: float = 0.5,
-        mask: str = "batch",
-        evaluation: str = "mean",
+        mask: Mask = "batch",
+        evaluation: Evaluation = "mean",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

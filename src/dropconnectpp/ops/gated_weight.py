@@ -1,114 +1,51 @@
-"""Drawing a mask and applying it, in chunks that stay in a core's cache.
+"""The masked weight W z, forward and backward, for masks that are given and for masks that a seed defines.
 
-On the CPU fresh memory costs more than the arithmetic (a product of two tensors of 8 MB: 0.2 ms, the
-page faults of its result: 2 ms and more), and torch turns a whole mask into floats before it
-multiplies. So nothing of the weight's size is made here but what is returned.
+On the CPU fresh memory costs more than the arithmetic (a product of two tensors of 8 MB: 0.2 ms, the page faults of
+its result: 2 ms and more), and torch turns a whole mask into floats before it multiplies. So nothing of the weight's
+size is made here but what is returned. On a GPU a mask is never stored: the kernels draw it again in backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dropconnectpp import functional
-from dropconnectpp.ops import gpu
+from dropconnectpp.ops import gpu, noise
+from dropconnectpp.ops.noise import CHUNK, chunks, in_chunks
 
-CHUNK = 2**19
-"""Elements worked on at a time: few enough to stay in the cache, and enough that starting the threads, once
-for each operation on a chunk, costs little. Even, since one 64-bit draw serves two of them."""
-
-_RESOLUTION = 2**24
-_WORTH_SEEDING = 2**13
-"""Fewer elements are drawn by torch's own generator before another one is even seeded."""
-
-
-def chunks(count: int) -> Iterator[slice]:
-    """Slices that cover ``count`` elements."""
-    for start in range(0, count, CHUNK):
-        yield slice(start, min(start + CHUNK, count))
-
-
-def _chunked(*tensors: Tensor) -> bool:
-    return all(t.device.type == "cpu" and t.is_contiguous() for t in tensors)
-
-
-# ---------------------------------------------------------------------------------- noise and masks
-
-
-class _Noise:
-    """Uniform noise on the CPU, a chunk at a time: multiples of 2^-24 in [0, 1), as `torch.rand` gives.
-
-    The generator given, or torch's own, seeds NumPy's SFC64, which takes 1.8 ms for two million
-    elements; torch's Mersenne twister is as serial and takes 6.
-    """
-
-    def __init__(self, generator: torch.Generator | None) -> None:
-        device = generator.device if generator is not None else torch.device("cpu")
-        seed = torch.randint(2**62, (), device=device, generator=generator)
-        self.bits = np.random.SFC64(int(seed.item()))
-
-    def fill(self, noise: Tensor) -> Tensor:
-        count = noise.numel()
-        words = self.bits.random_raw((count + 1) // 2)  # 64 bits serve two elements
-        low = torch.from_numpy(words.view(np.int32)[:count]).bitwise_and_(_RESOLUTION - 1)
-        return noise.copy_(low).mul_(1.0 / _RESOLUTION)
-
-
-def uniform(shape: torch.Size, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """Uniform noise in [0, 1), to 24 bits in float32 and 53 in float64."""
-    if device.type != "cpu" or dtype != torch.float32 or shape.numel() < _WORTH_SEEDING:
-        return torch.rand(shape, dtype=dtype, device=device, generator=generator)
-    noise = torch.empty(shape, device=device)
-    flat, source = noise.view(-1), _Noise(generator)
-    for part in chunks(flat.numel()):
-        source.fill(flat[part])
-    return noise
-
-
-def draw_mask(logit: Tensor, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
-    """`functional.draw_mask` of the noise that `uniform` would give, without that noise in memory."""
-    chunked = logit.shape == shape and logit.dtype == torch.float32 and _chunked(logit)
-    if not chunked or logit.numel() < _WORTH_SEEDING:
-        dtype = torch.float64 if logit.dtype == torch.float64 else torch.float32
-        noise = uniform(shape, dtype, logit.device, generator)
-        if logit.shape == shape and gpu.usable(logit, noise):
-            return gpu.draw_mask(logit, noise)
-        return functional.draw_mask(logit, noise)
-    mask = torch.empty(shape, dtype=torch.bool, device=logit.device)
-    flat_mask, flat_logit, source = mask.view(-1), logit.view(-1), _Noise(generator)
-    noise, pi = torch.empty((2, min(logit.numel(), CHUNK)), device=logit.device)
-    for part in chunks(logit.numel()):
-        u = source.fill(noise[: part.stop - part.start])
-        torch.lt(u, torch.sigmoid(flat_logit[part], out=pi[: u.numel()]), out=flat_mask[part])
-    return mask
-
+SMALL = 2**13
+"""Below this many elements plain operations are faster than chunks."""
 
 # --------------------------------------------------------------------------------------- the product
 
 
 def multiply(tensor: Tensor, mask: Tensor, out: Tensor) -> Tensor:
-    """tensor * mask into ``out``, which may be ``tensor`` itself."""
-    if gpu.usable(tensor, mask, out):
+    """tensor * mask into ``out``, which may be ``tensor`` itself or have another dtype."""
+    if gpu.supported(tensor, mask, out):
         return gpu.multiply(tensor, mask, out)
-    if not _chunked(tensor, mask, out):
-        return torch.mul(tensor, mask, out=out)
+    if tensor.numel() < SMALL or not in_chunks(tensor, mask, out):
+        return torch.mul(tensor, mask, out=out) if out.dtype == tensor.dtype else out.copy_(tensor * mask)
     flat, flat_mask, flat_out = tensor.view(-1), mask.view(torch.uint8).view(-1), out.view(-1)
-    gate = torch.empty(min(flat.numel(), CHUNK), dtype=tensor.dtype, device=tensor.device)
+    gate = torch.empty(min(flat.numel(), CHUNK), dtype=tensor.dtype)
     for part in chunks(flat.numel()):
-        torch.mul(flat[part], gate[: part.stop - part.start].copy_(flat_mask[part]), out=flat_out[part])
+        chunk = gate[: part.stop - part.start].copy_(flat_mask[part])
+        if out.dtype == tensor.dtype:
+            torch.mul(flat[part], chunk, out=flat_out[part])
+        else:
+            flat_out[part].copy_(chunk.mul_(flat[part]))
     return out
 
 
-def _room_for(gradient: Tensor) -> Tensor:
+def _room_for(gradient: Tensor, like: Tensor) -> Tensor:
     """Where a masked parameter's gradient may go: over a weight's, which a product has just made.
 
     A bias's may be the output's own gradient, which the weight still needs.
     """
-    return gradient if gradient.ndim > 1 and gradient.is_contiguous() else torch.empty_like(gradient)
+    free = gradient.ndim > 1 and gradient.is_contiguous() and gradient.dtype == like.dtype
+    return gradient if free else torch.empty_like(like)
 
 
 class _Masked(torch.autograd.Function):
@@ -125,7 +62,7 @@ class _Masked(torch.autograd.Function):
         (mask,) = ctx.saved_tensors
         if torch.is_grad_enabled():
             return gradient * mask, None
-        return multiply(gradient, mask, _room_for(gradient)), None
+        return multiply(gradient, mask, _room_for(gradient, gradient)), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
@@ -151,18 +88,8 @@ class _StraightThrough(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         weight, logit, mask, kept = ctx.saved_tensors
-        grad_weight = grad_logit = None
-        both = ctx.needs_input_grad[0] and ctx.needs_input_grad[1] and kept is None and gradient.ndim > 1
-        if both and gpu.usable(weight, logit, mask, gradient):
-            grad_logit = gpu.straight_through(logit, weight, mask, gradient)
-            return gradient, grad_logit, None, None
-        if ctx.needs_input_grad[1]:
-            grad_logit = straight_through_gradient(logit, weight, gradient)
-            if kept is not None:
-                grad_logit.mul_(kept)
-        if ctx.needs_input_grad[0]:
-            grad_weight = multiply(gradient, mask, _room_for(gradient))
-        return grad_weight, grad_logit, None, None
+        wanted = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        return *through_mask(gradient, weight, logit, mask, kept, wanted), None, None
 
 
 def straight_through(weight: Tensor, logit: Tensor, mask: Tensor, kept: Tensor | None) -> Tensor:
@@ -171,9 +98,24 @@ def straight_through(weight: Tensor, logit: Tensor, mask: Tensor, kept: Tensor |
     return product
 
 
+def through_mask(
+    gradient: Tensor, weight: Tensor, logit: Tensor, mask: Tensor, kept: Tensor | None, wanted: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """z G and G W pi~ (1 - pi~), where wanted; G may be overwritten."""
+    grad_weight = grad_logit = None
+    if wanted[1]:
+        grad_logit = straight_through_gradient(logit, weight, gradient)
+        if kept is not None:
+            grad_logit.mul_(kept)
+    if wanted[0]:
+        grad_weight = multiply(gradient, mask, _room_for(gradient, weight))
+    return grad_weight, grad_logit
+
+
 def straight_through_gradient(logit: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
     """`functional.straight_through_gradient`, in chunks."""
-    if not _chunked(logit, weight, gradient) or not logit.dtype == weight.dtype == gradient.dtype:
+    one_dtype = logit.dtype == weight.dtype == gradient.dtype
+    if logit.numel() < SMALL or not one_dtype or not in_chunks(logit, weight, gradient):
         return functional.straight_through_gradient(logit, weight, gradient).to(logit.dtype)
     result = torch.empty_like(logit)
     flat, sources = result.view(-1), [t.view(-1) for t in (logit, weight, gradient)]
@@ -183,3 +125,44 @@ def straight_through_gradient(logit: Tensor, weight: Tensor, gradient: Tensor) -
         torch.sigmoid(x, out=pi[: chunk.numel()])
         torch.neg(x, out=chunk).sigmoid_().mul_(pi[: chunk.numel()]).mul_(w).mul_(g)
     return result
+
+
+# ------------------------------------------------------------------------------ masks that a seed defines
+
+
+def masked_by_draw(
+    weight: Tensor,
+    logit: Tensor,
+    kept: Tensor | None,
+    seed: Tensor,
+    stream: int,
+    mirrored: bool,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    """W z for the mask of a seed and a stream."""
+    if gpu.supported(weight, logit):
+        return gpu.gated(weight, logit, kept, seed, stream, mirrored, dtype)
+    mask = _mask(weight, logit, kept, seed, stream, mirrored)
+    return multiply(weight, mask, torch.empty_like(weight, dtype=dtype or weight.dtype))
+
+
+def masked_by_draw_backward(
+    grad: Tensor,
+    weight: Tensor,
+    logit: Tensor,
+    kept: Tensor | None,
+    seed: Tensor,
+    stream: int,
+    mirrored: bool,
+    wanted: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """z G and, straight through, G W pi~ (1 - pi~), where wanted."""
+    if gpu.supported(weight, logit):
+        return gpu.gated_backward(grad, weight, logit, kept, seed, stream, mirrored, wanted)
+    mask = _mask(weight, logit, kept, seed, stream, mirrored)
+    return through_mask(grad.clone(), weight, logit, mask, kept, wanted)
+
+
+def _mask(weight: Tensor, logit: Tensor, kept: Tensor | None, seed: Tensor, stream: int, mirrored: bool) -> Tensor:
+    mask = noise.binary(logit, weight.shape, seed, stream, mirrored)
+    return mask if kept is None else mask & kept

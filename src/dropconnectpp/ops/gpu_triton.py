@@ -1,4 +1,8 @@
-"""The Triton kernels behind `kernels`: imported only where Triton is installed."""
+"""The Triton kernels behind `gpu`: imported only where Triton is installed.
+
+A gate's number is Philox of (seed, block of four synapses, stream): every kernel that needs a mask draws it again.
+WORDS is the number of Philox blocks of a program, which handles four times as many synapses.
+"""
 
 from __future__ import annotations
 
@@ -48,178 +52,263 @@ def halves(logit):  # type: ignore[no-untyped-def]
     return size, decay * large, large, tanh_of_half(size, decay, large)
 
 
+# ------------------------------------------------------------------------------------------ random numbers
+
+
 @triton.jit  # type: ignore[untyped-decorator]
-def store_pass(  # type: ignore[no-untyped-def]
-    program,
-    programs,
+def words_of(seed_ptr, stream, row, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Four words for each of this program's blocks."""
+    blocks = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    zero = blocks * 0
+    return tl.philox(tl.load(seed_ptr), blocks, zero + stream, zero + row, zero)
+
+
+@triton.jit
+def unit_interval(words):  # type: ignore[no-untyped-def]
+    """Numbers in [0, 1) from the words' top 24 bits; the first must not be taken for a sign."""
+    return (words.to(tl.uint32, bitcast=True) >> 8).to(tl.float32) * (1.0 / 16777216.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def noise_of(seed_ptr, stream, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Uniform noise for the program's synapses, in their order."""
+    w0, w1, w2, w3 = words_of(seed_ptr, stream, 0, WORDS)
+    return unit_interval(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def places(count, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the program's synapses lie, and which of them there are."""
+    offsets = tl.program_id(0).to(tl.int64) * (4 * WORDS) + tl.arange(0, 4 * WORDS)
+    return offsets, offsets < count
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_logit(logit_ptr, offsets, inside, SCALAR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The log-odds: one for each synapse, or one for all."""
+    if SCALAR:
+        return tl.load(logit_ptr).to(tl.float32) + tl.zeros(offsets.shape, tl.float32)
+    return tl.load(logit_ptr + offsets, mask=inside, other=0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def gate_of(u, logit, MIRRORED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """z = [u < pi~], or the antithetic [1 - u < pi~]."""
+    pi = 1.0 / (1.0 + tl.exp(-logit))
+    if MIRRORED:
+        return (1.0 - u) < pi
+    return u < pi
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def uniform_kernel(out_ptr, seed_ptr, stream, row, count, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The noise behind the masks."""
+    offsets, inside = places(count, WORDS)
+    w0, w1, w2, w3 = words_of(seed_ptr, stream, row, WORDS)
+    noise = unit_interval(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
+    tl.store(out_ptr + offsets, noise, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def normal_kernel(out_ptr, seed_ptr, stream, count, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Standard normal numbers: a pair of words gives a pair of them."""
+    offsets, inside = places(count, WORDS)
+    w0, w1, w2, w3 = words_of(seed_ptr, stream, 0, WORDS)
+    near, far = tl.sqrt(-2.0 * tl.log(1.0 - unit_interval(w0))), tl.sqrt(-2.0 * tl.log(1.0 - unit_interval(w2)))
+    one, other = unit_interval(w1) * 6.283185307179586, unit_interval(w3) * 6.283185307179586
+    cosines = tl.interleave(near * tl.cos(one), far * tl.cos(other))
+    sines = tl.interleave(near * tl.sin(one), far * tl.sin(other))
+    tl.store(out_ptr + offsets, tl.interleave(cosines, sines), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def binary_kernel(  # type: ignore[no-untyped-def]
+    logit_ptr, out_ptr, seed_ptr, stream, count, SCALAR: tl.constexpr, MIRRORED: tl.constexpr, WORDS: tl.constexpr
+):
+    """The masks themselves, for those who must have them."""
+    offsets, inside = places(count, WORDS)
+    logit = load_logit(logit_ptr, offsets, inside, SCALAR)
+    gate = gate_of(noise_of(seed_ptr, stream, WORDS), logit, MIRRORED)
+    tl.store(out_ptr + offsets, gate.to(tl.uint8), mask=inside)
+
+
+# ------------------------------------------------------------------------------------------ the masked weight
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def kept_gate(  # type: ignore[no-untyped-def]
+    logit,
+    kept_ptr,
     offsets,
     inside,
-    logit,
-    small,
-    large,
-    kl,
-    slope,
-    mask_ptr,
-    coefficient_ptr,
-    kl_scale,
-    gradient_ptr,
-    partial_ptr,
-    SCALE_IS_POINTER: tl.constexpr,
-    SCORED: tl.constexpr,
-    GRADIENT: tl.constexpr,
+    seed_ptr,
+    stream,
+    KEPT: tl.constexpr,
+    MIRRORED: tl.constexpr,
+    WORDS: tl.constexpr,
 ):
-    """Of one block of synapses: partial sums of KL and squared score, and the logits' gradient."""
-    tl.store(partial_ptr + program, tl.sum(tl.where(inside, kl, 0.0), axis=0))
-    squared = 0.0
-    if GRADIENT:
-        scale = tl.load(kl_scale) if SCALE_IS_POINTER else kl_scale
-        gradient = scale * slope
-        if SCORED:
-            pi = tl.where(logit < 0, small, large)
-            score = tl.load(mask_ptr + offsets, mask=inside, other=0).to(tl.float32) - pi
-            gradient -= tl.load(coefficient_ptr) * score
-            squared = tl.sum(tl.where(inside, score * score, 0.0), axis=0)
-        tl.store(gradient_ptr + offsets, gradient, mask=inside)
-    tl.store(partial_ptr + programs + program, squared)
+    """z as a number, 0 where the synapse was pruned, and whether it was kept."""
+    gate = gate_of(noise_of(seed_ptr, stream, WORDS), logit, MIRRORED).to(tl.float32)
+    kept = tl.full(offsets.shape, 1.0, tl.float32)
+    if KEPT:
+        kept = tl.load(kept_ptr + offsets, mask=inside, other=0).to(tl.float32)
+    return gate * kept, kept
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def gated_kernel(  # type: ignore[no-untyped-def]
+    weight_ptr,
+    logit_ptr,
+    kept_ptr,
+    out_ptr,
+    seed_ptr,
+    stream,
+    count,
+    SCALAR: tl.constexpr,
+    KEPT: tl.constexpr,
+    MIRRORED: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """W z in the dtype of the result."""
+    offsets, inside = places(count, WORDS)
+    logit = load_logit(logit_ptr, offsets, inside, SCALAR)
+    gate, _ = kept_gate(logit, kept_ptr, offsets, inside, seed_ptr, stream, KEPT, MIRRORED, WORDS)
+    weight = tl.load(weight_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + offsets, weight * gate, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def gated_backward_kernel(  # type: ignore[no-untyped-def]
+    grad_ptr,
+    weight_ptr,
+    logit_ptr,
+    kept_ptr,
+    grad_weight_ptr,
+    grad_logit_ptr,
+    seed_ptr,
+    stream,
+    count,
+    WEIGHT: tl.constexpr,
+    LOGIT: tl.constexpr,
+    SCALAR: tl.constexpr,
+    KEPT: tl.constexpr,
+    MIRRORED: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """z G for the weights and, straight through, G W pi~ (1 - pi~) for the logits."""
+    offsets, inside = places(count, WORDS)
+    logit = load_logit(logit_ptr, offsets, inside, SCALAR)
+    gate, kept = kept_gate(logit, kept_ptr, offsets, inside, seed_ptr, stream, KEPT, MIRRORED, WORDS)
+    grad = tl.load(grad_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+    if LOGIT:
+        weight = tl.load(weight_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        decay = tl.exp(-tl.abs(logit))
+        slope = decay / ((1.0 + decay) * (1.0 + decay))
+        tl.store(grad_logit_ptr + offsets, grad * weight * slope * kept, mask=inside)
+    if WEIGHT:
+        tl.store(grad_weight_ptr + offsets, grad * gate, mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def masking_kernel(tensor_ptr, mask_ptr, out_ptr, count, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """tensor * mask; torch's own product of floats and booleans takes twice as long."""
+    offsets, inside = places(count, WORDS)
+    gate = tl.load(mask_ptr + offsets, mask=inside, other=0).to(tl.float32)
+    tl.store(out_ptr + offsets, gate * tl.load(tensor_ptr + offsets, mask=inside, other=0.0), mask=inside)
+
+
+# ------------------------------------------------------------------------------------------ the posterior
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def divergence(logit, numbers, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """KL of each synapse, its gradient by the logit, and pi~; ``numbers`` are what `gpu.kl_numbers` gives."""
+    size, small, large, t = halves(logit)
+    entropy = size * small - tl.log(large)
+    pi = tl.where(logit < 0, small, large)
+    if KIND == "uniform":
+        s = t * t
+        value = (((numbers[0] * s + numbers[1]) * s + numbers[2]) * s + numbers[3]) * s + numbers[4]
+        kl = 0.6931471805599453 + (1.0 - s) * value - entropy
+        slope = uniform_slope(
+            logit, small, large, t, numbers[5], numbers[6], numbers[7], numbers[8], numbers[9], numbers[10]
+        )
+    elif KIND == "marginal":
+        kl = pi * numbers[0] + tl.where(logit < 0, large, small) * numbers[1] - entropy
+        slope = (logit - numbers[2]) * small * large
+    else:
+        kl = prior_term(logit, t, numbers[0:6], numbers[6:12]) - entropy
+        slope = prior_slope(logit, small, large, t, numbers[12:18], numbers[18:24])
+    return kl, slope, pi
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def posterior_kernel(  # type: ignore[no-untyped-def]
     logit_ptr,
-    mask_ptr,
-    coefficient_ptr,
-    kl_scale,
-    gradient_ptr,
+    kept_ptr,
+    seeds_ptr,
+    stream,
     partial_ptr,
     count,
-    programs,
-    v4,
-    v3,
-    v2,
-    v1,
-    v0,
-    s5,
-    s4,
-    s3,
-    s2,
-    s1,
-    s0,
-    SCALE_IS_POINTER: tl.constexpr,
-    SCORED: tl.constexpr,
-    GRADIENT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    numbers,
+    KIND: tl.constexpr,
+    KEPT: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    WORDS: tl.constexpr,
 ):
-    """The pass for alpha = beta = 1.
-
-    v and s are `polynomials.VALUE_POLYNOMIAL` and `polynomials.SLOPE_POLYNOMIAL`, highest power first.
-    """
-    program = tl.program_id(0)
-    offsets = program * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < count
+    """Partial sums of the KL and of each sample's squared scores, (1 + SAMPLES, programs)."""
+    offsets, inside = places(count, WORDS)
     logit = tl.load(logit_ptr + offsets, mask=inside, other=0.0)
-    size, small, large, t = halves(logit)
-    s = t * t
-    value = (1.0 - s) * ((((v4 * s + v3) * s + v2) * s + v1) * s + v0)
-    kl = 0.6931471805599453 + tl.log(large) - size * small + value
-    slope = uniform_slope(logit, small, large, t, s5, s4, s3, s2, s1, s0)
-    store_pass(
-        program,
-        programs,
-        offsets,
-        inside,
-        logit,
-        small,
-        large,
-        kl,
-        slope,
-        mask_ptr,
-        coefficient_ptr,
-        kl_scale,
-        gradient_ptr,
-        partial_ptr,
-        SCALE_IS_POINTER,
-        SCORED,
-        GRADIENT,
-    )
+    kl, _, pi = divergence(logit, numbers, KIND)
+    here = inside.to(tl.float32)
+    if KEPT:
+        here *= tl.load(kept_ptr + offsets, mask=inside, other=0).to(tl.float32)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    tl.store(partial_ptr + program, tl.sum(kl * here, axis=0))
+    for sample in tl.static_range(SAMPLES):
+        gate = gate_of(noise_of(seeds_ptr + sample, stream, WORDS), logit, False).to(tl.float32)
+        score = (gate - pi) * here
+        tl.store(partial_ptr + (1 + sample) * programs + program, tl.sum(score * score, axis=0))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def prior_kernel(  # type: ignore[no-untyped-def]
+def posterior_backward_kernel(  # type: ignore[no-untyped-def]
     logit_ptr,
-    mask_ptr,
-    coefficient_ptr,
+    kept_ptr,
+    incoming_ptr,
+    upstream_ptr,
+    seeds_ptr,
+    coefficients_ptr,
+    stream,
+    out_ptr,
     kl_scale,
-    gradient_ptr,
-    partial_ptr,
     count,
-    programs,
-    value_even,
-    value_odd,
-    slope_even,
-    slope_odd,
+    numbers,
+    KIND: tl.constexpr,
     SCALE_IS_POINTER: tl.constexpr,
-    SCORED: tl.constexpr,
-    GRADIENT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    KEPT: tl.constexpr,
+    INCOMING: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    PAIRED: tl.constexpr,
+    WORDS: tl.constexpr,
 ):
-    """The pass for any other prior, by `polynomials.prior_value_polynomial` and `polynomials.prior_polynomial`."""
-    program = tl.program_id(0)
-    offsets = program * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < count
+    """upstream * (kl_scale dKL - sum_l c_l h_l) + what already flows to the logits; h is the score, or DisARM's."""
+    offsets, inside = places(count, WORDS)
     logit = tl.load(logit_ptr + offsets, mask=inside, other=0.0)
-    size, small, large, t = halves(logit)
-    kl = tl.log(large) - size * small + prior_term(logit, t, value_even, value_odd)
-    slope = prior_slope(logit, small, large, t, slope_even, slope_odd)
-    store_pass(
-        program,
-        programs,
-        offsets,
-        inside,
-        logit,
-        small,
-        large,
-        kl,
-        slope,
-        mask_ptr,
-        coefficient_ptr,
-        kl_scale,
-        gradient_ptr,
-        partial_ptr,
-        SCALE_IS_POINTER,
-        SCORED,
-        GRADIENT,
-    )
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def mask_kernel(noise_ptr, logit_ptr, mask_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """z = [u < sigmoid(logit)]."""
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < count
-    noise = tl.load(noise_ptr + offsets, mask=inside, other=0.0)
-    logit = tl.load(logit_ptr + offsets, mask=inside, other=0.0)
-    tl.store(mask_ptr + offsets, (noise < 1.0 / (1.0 + tl.exp(-logit))).to(tl.uint8), mask=inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def straight_through_kernel(logit_ptr, weight_ptr, mask_ptr, gradient_ptr, result_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """G W pi~ (1 - pi~) for the logits, and z G in G's own place for the weights."""
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < count
-    logit = tl.load(logit_ptr + offsets, mask=inside, other=0.0)
-    weight = tl.load(weight_ptr + offsets, mask=inside, other=0.0)
-    gradient = tl.load(gradient_ptr + offsets, mask=inside, other=0.0)
-    gate = tl.load(mask_ptr + offsets, mask=inside, other=0).to(tl.float32)
-    decay = tl.exp(-tl.abs(logit))
-    slope = decay / ((1.0 + decay) * (1.0 + decay))
-    tl.store(result_ptr + offsets, gradient * weight * slope, mask=inside)
-    tl.store(gradient_ptr + offsets, gradient * gate, mask=inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def masking_kernel(tensor_ptr, mask_ptr, out_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """tensor * mask; torch's own product of floats and booleans takes twice as long."""
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < count
-    gate = tl.load(mask_ptr + offsets, mask=inside, other=0).to(tl.float32)
-    tl.store(out_ptr + offsets, gate * tl.load(tensor_ptr + offsets, mask=inside, other=0.0), mask=inside)
+    _, gradient, pi = divergence(logit, numbers, KIND)
+    gradient *= tl.load(kl_scale) if SCALE_IS_POINTER else kl_scale
+    for sample in tl.static_range(SAMPLES):
+        u = noise_of(seeds_ptr + sample, stream, WORDS)
+        score = gate_of(u, logit, False).to(tl.float32)
+        if PAIRED:
+            score -= gate_of(u, logit, True).to(tl.float32)
+            score *= tl.maximum(pi, 1.0 - pi)
+        else:
+            score -= pi
+        gradient -= tl.load(coefficients_ptr + sample) * score
+    gradient *= tl.load(upstream_ptr).to(tl.float32)
+    if KEPT:
+        gradient *= tl.load(kept_ptr + offsets, mask=inside, other=0).to(tl.float32)
+    if INCOMING:
+        gradient += tl.load(incoming_ptr + offsets, mask=inside, other=0.0)
+    tl.store(out_ptr + offsets, gradient, mask=inside)

@@ -1,4 +1,4 @@
-"""`fused.posterior_pass` for the CPU's common case, a known q(pi): no allocation inside the loop.
+"""`posterior.posterior_pass` for the CPU's common case, a known q(pi): no allocation inside the loop.
 
 It computes what `functional.collapsed_kl`, `bernoulli_score` and `disarm_gradient` define, in five
 buffers of one chunk's size. Fresh memory costs a CPU more than the arithmetic, and so do logarithms.
@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from dropconnectpp import _polynomials as polynomials
-from dropconnectpp.layers.sampling import transformed
-from dropconnectpp.ops.gated_weight import CHUNK, chunks
-
-if TYPE_CHECKING:
-    from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
+from dropconnectpp.ops.noise import CHUNK, chunks
+from dropconnectpp.ops.prior import Prior
 
 # As in `functional`, but in float32 no longer than its rounding asks for: errors of 4e-8 (value), 2e-8 (slope).
 _VALUE = {
@@ -35,101 +31,147 @@ _FACTORS = 64
 """How many numbers in [1/2, 1] are multiplied before one logarithm is taken: 2^-64 is far from underflow."""
 
 
-def covers(layer: DropConnectPPLayer, gate: Tensor, kept: Tensor | None) -> bool:
-    """Whether this pass is the common case: nothing pruned, pi~ behind its logit, the best q(pi).
-
-    The prior is uniform, or, in float32, one with polynomials.
-    """
-    return (
-        gate.device.type == "cpu"
-        and gate.dtype in polynomials.SLOPE_POLYNOMIAL
-        and gate.is_contiguous()
-        and kept is None
-        and layer.hyper == "optimal"
-        and layer.parameterisation == "logit"
-        and not transformed()
-        and (layer.alpha == layer.beta == 1.0 or _has_polynomials(gate.dtype, layer.alpha, layer.beta))
-    )
-
-
-def _has_polynomials(dtype: torch.dtype, alpha: float, beta: float) -> bool:
-    return dtype == torch.float32 and polynomials.prior_value_polynomial(alpha, beta) is not None
+def supported(gate: Tensor, prior: Prior) -> bool:
+    """Whether this pass is the common case: a KL with polynomials on the CPU, in single or double precision."""
+    return gate.device.type == "cpu" and gate.dtype in prior.streamed and gate.is_contiguous()
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What the gradient is made of besides the KL: the arguments of `fused.posterior_pass`."""
+    """What the gradient is made of besides the KL: the arguments of `posterior.posterior_pass`."""
 
     kl_scale: float
     masks: Sequence[Tensor]
     mirrored: Sequence[Tensor]
     coefficients: Tensor | None
     likelihood: Tensor | None
-    prior: tuple[float, float] = (1.0, 1.0)
+    prior: Prior = field(default_factory=Prior)
+    scores: bool = False
+    """Whether squared scores are wanted where no gradient is."""
+
+
+@dataclass(frozen=True)
+class _Room:
+    """One chunk's buffers: pi~, what becomes pi~ (1 - pi~), and three to work in."""
+
+    p: Tensor
+    slope: Tensor
+    t: Tensor
+    s: Tensor
+    s2: Tensor
 
 
 class _Buffers:
-    """Room for one chunk: pi~, 1 - pi~, and three to work in."""
+    """Memory for one chunk, used again for the next."""
 
     def __init__(self, gate: Tensor) -> None:
         self.memory = torch.empty((5, min(gate.numel(), CHUNK)), dtype=gate.dtype)
 
-    def load(self, logit: Tensor) -> tuple[Tensor, ...]:
+    def load(self, logit: Tensor) -> _Room:
         """p = pi~ and q = 1 - pi~, each to its own full precision, and the rest of the room."""
-        p, q, *rest = self.memory[:, : logit.numel()]
-        torch.sigmoid(logit, out=p)
-        torch.neg(logit, out=q).sigmoid_()
-        return p, q, *rest
+        room = _Room(*self.memory[:, : logit.numel()])
+        torch.sigmoid(logit, out=room.p)
+        torch.neg(logit, out=room.slope).sigmoid_()
+        return room
 
 
 def posterior_pass(
     logit: Tensor, terms: Terms, gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # (), (L,), like logit
-    """KL sum, sums of squared scores and gradient, as `fused.posterior_pass` has them."""
+    """KL sum, sums of squared scores and gradient, as `posterior.posterior_pass` has them."""
     kl = torch.zeros((), dtype=torch.float64)
     squared = torch.zeros(max(len(terms.masks), 1), dtype=torch.float64)
     result = torch.empty_like(logit) if gradient else None
     flat, flat_result = logit.view(-1), None if result is None else result.view(-1)
-    flat_masks = [[m.reshape(-1).view(torch.uint8) for m in masks] for masks in (terms.masks, terms.mirrored)]
-    likelihood = None if terms.likelihood is None else terms.likelihood.reshape(-1)
-    weights = [] if terms.coefficients is None or likelihood is not None else terms.coefficients.tolist()
+    data = _Data(terms)
     buffers = _Buffers(logit)
-    uniform = terms.prior == (1.0, 1.0)
     for part in chunks(flat.numel()):
-        x = flat[part]
-        p, q, t, s, s2 = buffers.load(x)
-        slope = None if flat_result is None else flat_result[part]
-        kl += _negative_entropy(x, p, q, t, s)
-        torch.sub(p, q, out=t)  # tanh(logit / 2), to the last digit of pi~
-        torch.mul(t, t, out=s)
-        q.mul_(p)  # from here on q is pi~ (1 - pi~) = (1 - t^2) / 4
-        if uniform:
-            torch.mul(s, s, out=s2)
-            kl += 4.0 * torch.dot(_polynomial(_VALUE[x.dtype], s, s2, t if slope is None else slope), q)
-        else:
-            kl += _polynomial(_powers(polynomials.prior_value_polynomial(*terms.prior)), t, s, s2).sum()
-        if slope is None:
-            continue
-        if uniform:
-            _polynomial(_SLOPE[x.dtype], s, s2, slope)
-            torch.addcmul(x, t, slope, value=-1.0, out=slope)
-        else:
-            _polynomial(_powers(polynomials.prior_polynomial(*terms.prior)), t, s, slope)
-            torch.sub(x, slope, out=slope)
-        slope.mul_(q).mul_(terms.kl_scale)
-        if likelihood is not None:
-            slope.sub_(likelihood[part])
-        for index, weight in enumerate(weights):
-            score = s2.copy_(flat_masks[0][index][part])
-            if terms.mirrored:
-                score.sub_(t.copy_(flat_masks[1][index][part])).mul_(_largest(p, s))
-            else:
-                score.sub_(p)
-                squared[index] += torch.dot(score, score)
-            slope.add_(score, alpha=-weight)
-    if uniform:
+        x, room = flat[part], buffers.load(flat[part])
+        grad = None if flat_result is None else flat_result[part]
+        kl += _kl_chunk(x, room, terms.prior, grad)
+        if grad is not None:
+            grad.mul_(room.slope).mul_(terms.kl_scale)
+        data.add(part, room, grad, squared)
+    if terms.prior.uniform:
         kl += logit.numel() * math.log(2.0)
     return kl.to(logit.dtype), squared.to(logit.dtype), result
+
+
+def pruned_pass(
+    logit: Tensor, kept: Tensor | None, terms: Terms, gradient: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The pass over what pruning left, as `posterior_pass` gives it: zeros for the rest."""
+    if kept is None:
+        return posterior_pass(logit, terms, gradient)
+    left = replace(
+        terms,
+        masks=[mask[kept] for mask in terms.masks],
+        mirrored=[mask[kept] for mask in terms.mirrored],
+        likelihood=None if terms.likelihood is None else terms.likelihood[kept],
+    )
+    kl, squared, grad = posterior_pass(logit[kept], left, gradient)
+    return kl, squared, None if grad is None else torch.zeros_like(logit).masked_scatter_(kept, grad)
+
+
+def _kl_chunk(logit: Tensor, room: _Room, prior: Prior, grad: Tensor | None) -> Tensor:
+    """The KL of a chunk, less log 2 a synapse under the uniform prior.
+
+    ``grad`` becomes dKL / dlogit over pi~ (1 - pi~), which is left in `_Room.slope`.
+    """
+    p, q, t, s, s2 = room.p, room.slope, room.t, room.s, room.s2
+    kl = _negative_entropy(logit, p, q, t, s)
+    parts = None if prior.uniform else prior.parts(logit.dtype)
+    if prior.hyper == "marginal":
+        assert parts is not None
+        (even, odd), (level, _) = parts
+        kl += p.sum().mul(2.0 * odd[-1]).add((even[-1] - odd[-1]) * p.numel())
+        q.mul_(p)
+        if grad is not None:
+            torch.sub(logit, level[-1], out=grad)
+        return kl
+    torch.sub(p, q, out=t)  # tanh(logit / 2), to the last digit of pi~
+    torch.mul(t, t, out=s)
+    q.mul_(p)  # from here on q is pi~ (1 - pi~) = (1 - t^2) / 4
+    if parts is not None:
+        kl += _polynomial(_powers(parts.value), t, s, s2).sum()
+        if grad is not None:
+            torch.sub(logit, _polynomial(_powers(parts.slope), t, s, grad), out=grad)
+        return kl
+    torch.mul(s, s, out=s2)
+    kl += 4.0 * torch.dot(_polynomial(_VALUE[logit.dtype], s, s2, t if grad is None else grad), q)
+    if grad is not None:
+        _polynomial(_SLOPE[logit.dtype], s, s2, grad)
+        torch.addcmul(logit, t, grad, value=-1.0, out=grad)
+    return kl
+
+
+class _Data:
+    """The data's part of a pass, a chunk at a time."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.masks, self.mirrored = (
+            [m.reshape(-1).view(torch.uint8) for m in masks] for masks in (terms.masks, terms.mirrored)
+        )
+        self.ready = None if terms.likelihood is None else terms.likelihood.reshape(-1)
+        known = terms.coefficients is not None and self.ready is None
+        self.weights = terms.coefficients.tolist() if known and terms.coefficients is not None else []
+        self.scores = terms.scores
+
+    def add(self, part: slice, room: _Room, grad: Tensor | None, squared: Tensor) -> None:
+        """Take the likelihood's gradient from the KL's, and note the squared scores."""
+        if grad is None and not self.scores:
+            return
+        if grad is not None and self.ready is not None:
+            grad.sub_(self.ready[part])
+        for index, weight in enumerate(self.weights):
+            score = room.s2.copy_(self.masks[index][part])
+            if self.mirrored:
+                score.sub_(room.t.copy_(self.mirrored[index][part])).mul_(_largest(room.p, room.s))
+            else:
+                score.sub_(room.p)
+                squared[index] += torch.dot(score, score)
+            if grad is not None:
+                grad.add_(score, alpha=-weight)
 
 
 def _negative_entropy(logit: Tensor, p: Tensor, q: Tensor, size: Tensor, work: Tensor) -> Tensor:
@@ -146,9 +188,8 @@ def _largest(p: Tensor, work: Tensor) -> Tensor:
     return torch.sub(p, 0.5, out=work).abs_().add_(0.5)
 
 
-def _powers(parts: tuple[tuple[float, ...], tuple[float, ...]] | None) -> tuple[float, ...]:
+def _powers(parts: tuple[tuple[float, ...], tuple[float, ...]]) -> tuple[float, ...]:
     """Even and odd part as one polynomial in t, highest power first."""
-    assert parts is not None
     return tuple(c for pair in zip(parts[1], parts[0], strict=True) for c in pair)
 
 
