@@ -20,11 +20,13 @@ from torch.func import functional_call
 
 import dropconnectpp as dcpp
 from dropconnectpp.estimators import resolve
-from dropconnectpp.layers.sampling import masked_layers
+from dropconnectpp.layers.base import masked_layers
 
 Linear, Conv1d, Conv2d = dcpp.DropConnectPPLinear, dcpp.DropConnectPPConv1d, dcpp.DropConnectPPConv2d
 NUM_DATA = 7
 LEARNED: dict[str, Any] = {"hyper": "learned", "alpha": 2.0, "beta": 0.7}
+OPTIMAL: dict[str, Any] = {"hyper": "optimal"}
+MARGINAL: dict[str, Any] = {"hyper": "marginal", "alpha": 2.0, "beta": 0.7}
 DIRECT: dict[str, Any] = {"parameterisation": "probability"}
 EXAMPLE: dict[str, Any] = {"mask": "example"}
 
@@ -136,6 +138,10 @@ class Case:
         self.moments = {name: buffer.clone() for name, buffer in self.elbo.moments.named_buffers()}
 
     @property
+    def arms(self) -> int:
+        return 2 if any(layer.antithetic for layer in masked_layers(self.model).values()) else 1
+
+    @property
     def parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.model.named_parameters())
 
@@ -185,17 +191,7 @@ class Case:
     def kl(self, weighted: bool = False) -> Tensor:
         total = torch.zeros((), dtype=torch.float64)
         for _, layer, name in self.synapses():
-            pi = torch.sigmoid(layer.logit(name))
-            kept = 1 if layer.kept(name) is None else layer.kept(name)
-            kept = kept * (layer.kl_weight if weighted else 1.0)
-            if layer.hyper == "learned":
-                a, b = (F.softplus(getattr(layer, f"{name}_{s}")) for s in ("alpha", "beta"))
-            else:
-                a, b = layer.alpha + pi, layer.beta + 1 - pi
-            log_pi, log_rest = (torch.digamma(v) - torch.digamma(a + b) for v in (a, b))
-            total = total - (kept * (Bernoulli(pi).entropy() + pi * log_pi + (1 - pi) * log_rest)).sum()
-            prior = Beta(*torch.tensor([layer.alpha, layer.beta], dtype=torch.float64))
-            total = total + (kept * kl_divergence(Beta(a, b), prior)).sum()
+            total = total + (layer.kl_weight if weighted else 1.0) * divergence(layer, name)
         return total
 
     def exact_loss(self) -> Tensor:
@@ -210,11 +206,11 @@ class Case:
             pi = layer.keep_probability(name).detach()
             pi = pi.expand(len(self.x), *pi.shape) if layer.mask == "example" else pi
             shapes.append((keys, pi.shape))
-            gates += [outcomes(p, self.elbo._arms, layer.antithetic) for p in pi.flatten().tolist()]
+            gates += [outcomes(p, self.arms, layer.antithetic) for p in pi.flatten().tolist()]
         found = []
         for combination in itertools.product(*gates):
             passes = []
-            for arm in range(self.elbo._arms):
+            for arm in range(self.arms):
                 flat = torch.tensor([z[arm] for _, z in combination]).split([s.numel() for _, s in shapes])
                 parts = zip(shapes, flat, strict=True)
                 passes.append({key: z.view(shape) for (keys, shape), z in parts for key in keys})
@@ -237,6 +233,38 @@ class Case:
         torch.testing.assert_close(losses, -elbos / NUM_DATA, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(kls, self.kl().expand_as(kls), rtol=1e-10, atol=1e-10)
         return value, total
+
+
+def divergence(layer: Any, name: str) -> Tensor:
+    """KL of a parameter's synapses by torch.distributions: from p(z) where pi is summed out, else over (z, pi)."""
+    pi = torch.sigmoid(layer.logit(name)).flatten()
+    kept = torch.ones_like(pi) if layer.kept(name) is None else layer.kept(name).flatten()
+    prior = Beta(*torch.tensor([layer.alpha, layer.beta], dtype=torch.float64))
+    if layer.hyper == "marginal":
+        return (kept * kl_divergence(Bernoulli(pi), Bernoulli(prior.mean))).sum()
+    member = groups(getattr(layer, name).shape, layer.sharing) * kept  # (G, n)
+    if layer.hyper == "learned":
+        a, b = (F.softplus(getattr(layer, f"{name}_{s}")).flatten() for s in ("alpha", "beta"))
+        some = kept  # a pruned synapse's own q(pi) is out of the bound too
+    else:
+        a, b = layer.alpha + member @ pi, layer.beta + member @ (1 - pi)
+        some = member.sum(1).clamp(max=1)
+    log_pi, log_rest = (member.T @ (torch.digamma(v) - torch.digamma(a + b)) for v in (a, b))
+    gates = kept * (Bernoulli(pi).entropy() + pi * log_pi + (1 - pi) * log_rest)
+    return (some * kl_divergence(Beta(a, b), prior)).sum() - gates.sum()
+
+
+def groups(shape: torch.Size, sharing: str) -> Tensor:
+    """Which synapses share one pi, (G, n): a layer's, an output's or an input's; its biases among themselves."""
+    places = torch.arange(shape.numel()).view(shape)
+    if sharing == "synapse":
+        of = places
+    elif sharing == "layer" or len(shape) == 1:
+        of = torch.zeros_like(places)
+    else:
+        axis = {"unit": 0, "input": 1}[sharing]
+        of = torch.arange(shape[axis]).view(*[-1 if i == axis else 1 for i in range(len(shape))]).expand(shape)
+    return F.one_hot(of.flatten()).T.double()
 
 
 def outcomes(p: float, arms: int, antithetic: bool) -> list[tuple[float, tuple[int, ...]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 import dropconnectpp as dcpp
 from dropconnectpp.errors import ArgumentError, ConversionError
+from dropconnectpp.ops.noise import generator_of
 
 
 def small_network() -> nn.Sequential:
@@ -100,14 +102,18 @@ def test_a_module_used_twice_stays_one_module() -> None:
     assert len(dcpp.named_kl(model)) == 1
 
 
-def test_layers_that_share_a_weight_share_its_logits_and_count_once() -> None:
+@pytest.mark.parametrize(
+    ("hyper", "kl"),
+    [("optimal", dcpp.functional.beta_bernoulli_kl), ("marginal", dcpp.functional.marginal_kl)],
+)
+def test_layers_that_share_a_weight_share_its_logits_and_count_once(hyper: str, kl: Any) -> None:
     first, second = nn.Linear(3, 3), nn.Linear(3, 3)
     second.weight = first.weight
-    model = dcpp.convert(nn.Sequential(first, second))
+    model = dcpp.convert(nn.Sequential(first, second), hyper=hyper, beta=9.0)
     assert model[0].weight is model[1].weight
     assert model[0].weight_logit is model[1].weight_logit
     assert model[0].bias_logit is not model[1].bias_logit
-    one_synapse = dcpp.functional.beta_bernoulli_kl(torch.zeros(()))
+    one_synapse = kl(torch.zeros(()), 1.0, 9.0)
     assert torch.isclose(dcpp.kl_divergence(model), (9 + 3 + 3) * one_synapse)
 
 
@@ -140,7 +146,7 @@ def test_converting_twice_changes_nothing_more() -> None:
 def test_fixed_rate_conversion() -> None:
     model = dcpp.convert(small_network(), nn.Linear, kind="dropconnect", keep_probability=0.3)
     assert type(model[3]) is dcpp.DropConnectLinear
-    assert model[3].rate == 0.3
+    assert model[3].fixed_keep_probability == 0.3
 
 
 # ----------------------------------------------------------- modules that read a child's weight
@@ -238,10 +244,11 @@ def test_to_dense_gives_plain_layers_that_compute_the_same(mode: str) -> None:
     if mode == "mean":
         expected = model(x)
     else:
-        generator = torch.Generator().manual_seed(5)
+        seed = torch.randint(2**62, (), generator=torch.Generator().manual_seed(5))
         masks = {}
-        for name in ("0.weight", "3.weight", "3.bias", "4.weight", "4.bias"):
+        for stream, name in enumerate(("0.weight", "3.weight", "3.bias", "4.weight", "4.bias")):
             logit = model.get_parameter(f"{name}_logit")
+            generator = generator_of(seed, stream, logit.device)
             noise = torch.rand(logit.shape, dtype=torch.float64, generator=generator)
             masks[name] = logit >= 0 if mode == "map" else noise < torch.sigmoid(logit)
         with dcpp.forced_masks(model, masks):

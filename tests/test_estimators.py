@@ -251,10 +251,11 @@ def test_leave_one_out_needs_two_samples():
     dcpp.ELBO(layer, dcpp.categorical, num_data=10, num_samples=2)
 
 
-def test_eq16_needs_a_learned_hyper_posterior():
+@pytest.mark.parametrize(("hyper", "options"), [("marginal", {}), ("optimal", {"hyper": "optimal"})])
+def test_eq16_needs_a_learned_hyper_posterior(hyper, options):
     with raises(
-        "estimator='eq16' needs hyper='learned', got 'optimal': Eq. (16) scores a draw of "
+        f"estimator='eq16' needs hyper='learned', got '{hyper}': Eq. (16) scores a draw of "
         "pi from q(pi). Use estimator='bbvi' for hyper='optimal'."
     ):
-        dcpp.DropConnectPPLinear(2, 2, estimator="eq16")
+        dcpp.DropConnectPPLinear(2, 2, estimator="eq16", **options)
     dcpp.DropConnectPPLinear(2, 2, estimator="eq16", hyper="learned")

@@ -110,7 +110,7 @@ def test_ties_and_a_bare_layer_survive(tmp_path: Path) -> None:
     dcpp.save(layer, tmp_path / "bare")
     loaded = dcpp.load(tmp_path / "bare", nn.Linear(3, 2))
     assert isinstance(loaded, dcpp.DropConnectLinear)
-    assert loaded.rate == 0.3
+    assert loaded.fixed_keep_probability == 0.3
     assert loaded.evaluation == "gaussian"
 
 
@@ -172,7 +172,8 @@ def test_damaged_files_are_refused_and_harm_nothing(tmp_path: Path, damage: str)
         (lambda: nn.Sequential(*plain_network()[:4], nn.Linear(8, 5)), r"shape \(3, 8\), the model's has \(5, 8\)"),
         (lambda: nn.Sequential(*plain_network()[:4]), "holds a layer '4', and the model has no module of that name"),
         (lambda: nn.Sequential(*plain_network(), nn.Linear(3, 3)), r"5\.bias is missing"),
-        (lambda: dcpp.convert(plain_network(), hyper="learned"), "hyper='optimal', and the model's has 'learned'"),
+        (lambda: dcpp.convert(plain_network(), hyper="learned"), "hyper='marginal', and the model's has 'learned'"),
+        (lambda: dcpp.convert(plain_network(), hyper="optimal"), "hyper='marginal', and the model's has 'optimal'"),
         (lambda: dcpp.convert(plain_network(), kind="dropconnect"), "saved with kind="),
     ],
 )  # fmt: skip
@@ -237,3 +238,13 @@ def test_onnx_runtime_agrees(tmp_path: Path, mode: str) -> None:
         assert np.abs(found - dense(x).detach().numpy()).max() < 1e-5
         if mode == "mean":
             assert np.abs(found - model(x).detach().numpy()).max() < 1e-5
+
+
+def test_layers_that_share_pi_otherwise_are_refused(tmp_path: Path) -> None:
+    saved = nn.Sequential(dcpp.DropConnectPPLinear(4, 2, hyper="optimal", sharing="unit"))
+    dcpp.save(saved, tmp_path / "unit.safetensors")
+    loaded = dcpp.load(tmp_path / "unit.safetensors", nn.Sequential(nn.Linear(4, 2)))
+    assert loaded[0].sharing == "unit"
+    torch.testing.assert_close(dcpp.kl_divergence(loaded), dcpp.kl_divergence(saved))
+    with pytest.raises(FileFormatError, match="sharing='unit', and the model's has 'synapse'"):
+        dcpp.load(tmp_path / "unit.safetensors", nn.Sequential(dcpp.DropConnectPPLinear(4, 2, hyper="optimal")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,8 +12,9 @@ import dropconnectpp as dcpp
 from dropconnectpp.errors import ArgumentError
 
 
-def model_with_known_scores() -> nn.Sequential:
-    model = nn.Sequential(dcpp.DropConnectPPLinear(3, 2), dcpp.DropConnectPPLinear(2, 2)).double()
+def model_with_known_scores(**options: Any) -> nn.Sequential:
+    layers = dcpp.DropConnectPPLinear(3, 2, **options), dcpp.DropConnectPPLinear(2, 2, **options)
+    model = nn.Sequential(*layers).double()
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[6.0, -5.0, 4.0], [3.0, -2.0, 1.0]]))
         model[0].weight_logit.copy_(torch.tensor([[-3.0, -2.0, -1.0], [1.0, 2.0, 3.0]]))
@@ -95,11 +98,14 @@ def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(1)
 
 
-def test_the_kl_counts_only_what_is_kept() -> None:
-    model = model_with_known_scores()
+@pytest.mark.parametrize(
+    ("hyper", "kl"),
+    [("optimal", dcpp.functional.beta_bernoulli_kl), ("marginal", dcpp.functional.marginal_kl)],
+)
+def test_the_kl_counts_only_what_is_kept(hyper: str, kl: Any) -> None:
+    model = model_with_known_scores(hyper=hyper)
     kept = dcpp.prune(model, keep=0.5, score="keep_probability")
-    expected = dcpp.functional.beta_bernoulli_kl(model[0].weight_logit[1]).sum()
-    expected = expected + dcpp.functional.beta_bernoulli_kl(model[0].bias_logit).sum()
+    expected = kl(model[0].weight_logit[1]).sum() + kl(model[0].bias_logit).sum()
     assert torch.isclose(dcpp.named_kl(kept)["0"], expected)
     terms = dcpp.ELBO(kept, dcpp.categorical, num_data=9)(
         torch.randn(3, 3, dtype=torch.float64), target=torch.tensor([0, 1, 0])

@@ -9,12 +9,16 @@ from torch import Tensor
 
 import dropconnectpp as dcpp
 from dropconnectpp.estimators import Concrete
-from dropconnectpp.layers.sampling import Gates, running
+from dropconnectpp.layers.passes import GaussianGates, running
+from dropconnectpp.ops.drawn import Draw
+from dropconnectpp.ops.noise import generator_of
 from exact_cases import (
     DIRECT,
     EXAMPLE,
     LEARNED,
+    MARGINAL,
     NUM_DATA,
+    OPTIMAL,
     Case,
     assert_gradients,
     assert_unbiased,
@@ -28,7 +32,7 @@ from exact_cases import (
 # --------------------------------------------------------------------------- biased estimators
 
 
-@pytest.mark.parametrize("options", [{}, EXAMPLE, LEARNED, DIRECT])
+@pytest.mark.parametrize("options", [OPTIMAL, MARGINAL, EXAMPLE, LEARNED, DIRECT])
 def test_straight_through_is_exact_where_the_likelihood_is_linear_in_each_gate(options):
     assert_unbiased(Case("multilinear", "straight-through", likelihood=linear_likelihood, options=options))
 
@@ -94,12 +98,13 @@ def test_local_has_the_moments_of_every_mask(network):
     torch.testing.assert_close(
         deviation.square(), torch.tensordot(weights, (outputs - average) ** 2, 1), rtol=0, atol=1e-10
     )
-    with running({layer: Gates("gaussian", seed=4)}):  # noise of its own for each example and output
-        noise = torch.randn(mean.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    seed = torch.tensor(4)
+    with running({layer: GaussianGates(Draw(seed), {"weight": 2})}):  # its own noise for each example and output
+        noise = torch.randn(mean.shape, dtype=torch.float64, generator=generator_of(seed, 2, mean.device))
         torch.testing.assert_close(layer(case.x), mean + deviation * noise)
 
 
-@pytest.mark.parametrize("options", [{}, LEARNED, DIRECT])
+@pytest.mark.parametrize("options", [OPTIMAL, MARGINAL, LEARNED, DIRECT])
 def test_local_is_exact_where_the_likelihood_is_quadratic_in_the_outputs(monkeypatch, options):
     case = Case("one layer", "local", likelihood=quadratic_likelihood, options=options)
     assert_gradients(quadrature(monkeypatch, case, 2), case.gradients(case.exact_loss()))
@@ -118,14 +123,17 @@ def relaxed_loss(case: Case, noise: list[Tensor], temperature: float) -> Tensor:
     return -case.log_likelihood(gates)
 
 
-@pytest.mark.parametrize("options", [{}, LEARNED, DIRECT])
+@pytest.mark.parametrize("options", [OPTIMAL, MARGINAL, LEARNED, DIRECT])
 @pytest.mark.parametrize("temperature", [2 / 3, 0.1])
 def test_concrete_is_the_relaxed_gradient_for_one_draw_of_noise(options, temperature):
     case = Case("linear", Concrete(temperature=temperature), options=options)
     case.elbo.generator = torch.Generator().manual_seed(8)
     found = case.gradients(case.elbo(case.x, target=case.y).loss)
-    generator = torch.Generator().manual_seed(8)
-    noise = [torch.rand(s, dtype=torch.float64, generator=generator) for s in ((2, 2), (2,))]
+    seed = torch.randint(2**62, (), generator=torch.Generator().manual_seed(8))
+    noise = [
+        torch.rand(shape, dtype=torch.float64, generator=generator_of(seed, stream, seed.device))
+        for stream, shape in enumerate([(2, 2), (2,)])
+    ]
     assert_gradients(found, case.gradients(relaxed_loss(case, noise, temperature) + case.kl() / NUM_DATA))
 
 

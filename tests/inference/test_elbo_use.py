@@ -22,6 +22,134 @@ from elbo_cases import (
     samples_for,
 )
 
+# --------------------------------------------------------------------------------- the target
+
+
+@pytest.mark.parametrize("name", ["running", "mean-network", "straight-through", "disarm"])
+def test_the_target_may_be_the_last_of_the_inputs(name: str) -> None:
+    found = []
+    for call in (lambda elbo: elbo(X, target=Y), lambda elbo: elbo(X, Y)):
+        model = make(name)
+        elbo = bound(model)
+        for _ in range(2):
+            terms = call(elbo)
+            model.zero_grad()
+            terms.loss.backward()
+        found.append([terms.loss.detach(), terms.elbo, terms.kl, terms.output, *gradients(model).values()])
+    for named, last in zip(*found, strict=True):
+        assert torch.equal(named, last)
+
+
+def test_a_target_may_be_none_and_inputs_and_options_may_be_many() -> None:
+    class Sum(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = make()[0]
+
+        def forward(self, *inputs: torch.Tensor, gain: float = 1.0) -> torch.Tensor:
+            return gain * sum(self.layer(x) for x in inputs)  # type: ignore[return-value]
+
+    seen = []
+
+    def likelihood(output: torch.Tensor, target: object) -> torch.Tensor:
+        seen.append(target)
+        return output.sum(1)
+
+    model = Sum()
+    passes = {f"layer.{s}": torch.ones_like(getattr(model.layer, s)) for s in ("weight", "bias")}
+    with dcpp.forced_masks(model, passes):
+        one = bound(model, likelihood=likelihood)(X, 2 * X, Y, gain=3.0)
+        other = bound(model, likelihood=likelihood)(X, 2 * X, gain=3.0, target=None)
+        assert torch.equal(one.output, other.output)
+    expected = 9 * X @ model.layer.weight.T + 6 * model.layer.bias
+    torch.testing.assert_close(one.output, expected)
+    assert seen[0] is Y
+    assert seen[1] is None
+    bound(model, likelihood=likelihood)(X, None)
+    assert seen[2] is None
+
+
+@pytest.mark.parametrize("inputs", [(), (X,)])
+def test_a_missing_target_is_refused(inputs: tuple[torch.Tensor, ...]) -> None:
+    words = rf"ELBO needs a target: elbo\(inputs, target=\.\.\.\) or elbo\(inputs, target\), got {len(inputs)} input"
+    with pytest.raises(ArgumentError, match=words):
+        bound(make())(*inputs)
+
+
+def test_terms_are_not_frozen_and_pass_through_a_map_over_their_tensors() -> None:
+    """As a framework does that moves every output, field by field."""
+    terms = bound(make())(X, Y)
+    for key, value in vars(terms).items():
+        setattr(terms, key, value.clone())
+    terms.loss.backward()
+
+
+# ------------------------------------------------------------------- what the model has at each step
+
+
+@pytest.mark.parametrize("name", ["running", "per-synapse", "straight-through", "disarm", "eq16"])
+def test_a_layer_put_in_after_the_bound_was_made_counts(name: str) -> None:
+    """In the KL, in the gradient and in the moments; the one that was taken out counts no more."""
+    model = make(name)
+    elbo = bound(model)
+    elbo(X, Y).loss.backward()
+    old = model[0]
+    old.zero_grad()
+    before = old.state_dict() | {}
+    model[0] = dcpp.DropConnectPPLinear(
+        3, 4, estimator=ESTIMATORS[name], hyper=old.hyper, beta=7.0, keep_probability=0.2, dtype=torch.float64
+    )
+    for _ in range(2):
+        model.zero_grad()
+        terms = elbo(X, Y)
+        terms.loss.backward()
+    torch.testing.assert_close(terms.kl, dcpp.kl_divergence(model).detach())
+    assert all((gradient != 0).any() for key, gradient in gradients(model).items() if key.startswith("0."))
+    assert all(p.grad is None for p in old.parameters())
+    assert all(torch.equal(old.state_dict()[key], value) for key, value in before.items())
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_layer_of_another_kind_or_shape_put_in_counts(by_hand: bool) -> None:
+    model = make("per-synapse")
+    elbo = bound(model)
+    elbo(X, Y)
+    assert set(dict(elbo.moments.named_buffers())) == {f"{i}/{s}" for i in (0, 2) for s in ("weight", "bias")}
+    model[0] = dcpp.DropConnectPPLinear(3, 5, estimator="bbvi", dtype=torch.float64)
+    model[2] = dcpp.DropConnectPPLinear(5, 2, estimator=ESTIMATORS["per-synapse"], dtype=torch.float64)
+    model.append(torch.nn.Identity())
+    for _ in range(2):
+        if by_hand:
+            with elbo.sample():
+                output = model(X)
+            terms = elbo.terms(output, Y)
+        else:
+            terms = elbo(X, Y)
+        terms.loss.backward()
+    torch.testing.assert_close(terms.kl, dcpp.kl_divergence(model).detach())
+    assert elbo.moments.get_buffer("0/layer").any()
+    assert elbo.moments.get_buffer("2/weight").shape == (2, 2, 5)
+    model[0] = torch.nn.Linear(3, 5, dtype=torch.float64)
+    model[2].kl_weight = 2.0
+    terms = elbo(X, Y)
+    torch.testing.assert_close(terms.kl, dcpp.kl_divergence(model).detach())
+    torch.testing.assert_close(terms.elbo, terms.log_likelihood - 2.0 * terms.kl)
+
+
+def test_a_layer_that_does_not_fit_the_bound_is_refused_when_it_is_met() -> None:
+    model = make()
+    elbo = bound(model)
+    elbo(X, Y)
+    model[0] = make("leave-one-out")[0]
+    with pytest.raises(ArgumentError, match=r"baseline='leave-one-out' needs num_samples of at least 2, got 1\."):
+        elbo(X, Y)
+    model[0] = make("straight-through")[0]
+    elbo(X, Y)
+    model[0].estimator = ESTIMATORS["leave-one-out"]
+    with pytest.raises(ArgumentError, match=r"baseline='leave-one-out' needs num_samples of at least 2, got 1\."):
+        elbo(X, Y)
+
+
 # ------------------------------------------------------------------------- `sample` and `terms`
 
 

@@ -42,12 +42,26 @@ POSTERIOR = [
     ({"kl_weight": float("nan")}, "kl_weight must be a finite number of at least 0, got nan."),
     ({"logit_step": 0.0}, "logit_step must be a finite number above 0, got 0.0."),
     ({"logit_step": float("inf")}, "logit_step must be a finite number above 0, got inf."),
-    ({"hyper": "fixed"}, "hyper must be one of 'optimal', 'learned'; got 'fixed'."),
+    ({"hyper": "fixed"}, "hyper must be one of 'marginal', 'optimal', 'learned'; got 'fixed'."),
+    ({"sharing": "row"}, "sharing must be one of 'synapse', 'layer', 'unit', 'input'; got 'row'."),
     ({"parameterisation": "odds"}, "parameterisation must be one of 'logit', 'probability'; got 'odds'."),
     ({"estimator": "reinforce"}, "estimator must be one of 'bbvi', 'eq16', 'straight-through', 'local',"),
     ({"estimator": None}, "estimator must be one of 'bbvi', 'eq16',"),
     ({"estimator": {"name": "bbvi", "decay": 1.0}}, "decay must lie in [0, 1), got 1.0. The default is 0.9."),
-    ({"estimator": "eq16"}, "estimator='eq16' needs hyper='learned', got 'optimal'"),
+    ({"estimator": "eq16"}, "estimator='eq16' needs hyper='learned', got 'marginal'"),
+    ({"estimator": "eq16", "hyper": "optimal"}, "estimator='eq16' needs hyper='learned', got 'optimal'"),
+    *(
+        ({"sharing": sharing, "hyper": hyper}, f"sharing='{sharing}' needs hyper='optimal', got hyper='{hyper}': {why}")
+        for sharing in ("layer", "unit", "input")
+        for hyper, why in (
+            ("marginal", "summing pi out synapse by synapse leaves nothing to share. Use hyper='optimal', or"),
+            ("learned", "a shared pi has its best q(pi) in closed form. Use hyper='optimal', or sharing='synapse'."),
+        )
+    ),
+    ({"sharing": "layer"}, "sharing='layer' needs hyper='optimal', got hyper='marginal'"),
+    ({"keep_probabilty": 0.5}, "has no option 'keep_probabilty'. Did you mean 'keep_probability'?"),
+    ({"activations": None}, "has no option 'activations'. Did you mean 'activation'?"),
+    ({"colour": "red"}, "has no option 'colour'. There are: alpha, beta, keep_probability, hyper, sharing, estimator,"),
 ]
 RATE = [
     ({"evaluation": "median"}, "evaluation must be one of 'mean', 'gaussian'; got 'median'."),

@@ -27,8 +27,13 @@ def masked_model(**options: Any) -> nn.Sequential:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"hyper": "learned", "keep_probability": 0.2}, {"parameterisation": "probability"}],
-    ids=["logit", "learned", "probability"],
+    [
+        {},
+        {"hyper": "learned", "keep_probability": 0.2},
+        {"hyper": "optimal", "sharing": "unit"},
+        {"parameterisation": "probability"},
+    ],
+    ids=["logit", "learned", "shared", "probability"],
 )
 @pytest.mark.parametrize("assign", [False, True])
 def test_plain_state_loads_strictly_and_the_posterior_keeps_its_start(options: dict[str, Any], assign: bool) -> None:
@@ -40,7 +45,7 @@ def test_plain_state_loads_strictly_and_the_posterior_keeps_its_start(options: d
     assert outcome.missing_keys == outcome.unexpected_keys == []
     assert set(state) == before  # the caller's dictionary is left alone
     posterior = set(start) - before
-    assert len(posterior) == 4 * (3 if "hyper" in options else 1)
+    assert len(posterior) == 4 * (3 if options.get("hyper") == "learned" else 1)
     for name, parameter in model.named_parameters():
         assert isinstance(parameter, nn.Parameter)
         assert torch.equal(parameter, start[name] if name in posterior else state[name])
@@ -82,15 +87,24 @@ def test_state_goes_round_with_fixed_rate_layers() -> None:
     assert torch.equal(fixed.weight, plain.weight)
 
 
-def pruned_layer() -> Any:
-    layer = dcpp.DropConnectPPLinear(3, 2, dtype=torch.float64, estimator="straight-through")
+def pruned_layer(**options: Any) -> Any:
+    layer = dcpp.DropConnectPPLinear(3, 2, dtype=torch.float64, estimator="straight-through", **options)
     layer.keep_only("weight", torch.tensor([[True, False, True], [False, True, True]]))
     layer.keep_only("bias", torch.tensor([True, False]))
     return layer
 
 
-def test_pruned_synapses_are_off_in_every_pass_and_out_of_the_bound() -> None:
-    layer = pruned_layer()
+@pytest.mark.parametrize(
+    ("options", "per_synapse"),
+    [
+        ({"hyper": "marginal"}, lambda logit: dcpp.functional.marginal_kl(logit, 1.0, 9.0)),
+        ({"hyper": "optimal"}, lambda logit: dcpp.functional.beta_bernoulli_kl(logit, 1.0, 9.0)),
+        ({"hyper": "learned"}, lambda logit: dcpp.functional.beta_bernoulli_kl(logit, 1.0, 9.0)),  # where it starts
+    ],
+    ids=["marginal", "optimal", "learned"],
+)
+def test_pruned_synapses_are_off_in_every_pass_and_out_of_the_bound(options: dict[str, Any], per_synapse: Any) -> None:
+    layer = pruned_layer(beta=9.0, **options)
     off = ~layer.weight_kept
     x, y = torch.randn(5, 3, dtype=torch.float64), torch.randint(2, (5,))
     with torch.no_grad():
@@ -100,8 +114,7 @@ def test_pruned_synapses_are_off_in_every_pass_and_out_of_the_bound() -> None:
     elbo = dcpp.ELBO(layer, dcpp.categorical, num_data=5)
     terms = elbo(x, target=y)
     terms.loss.backward()
-    per_synapse = dcpp.functional.beta_bernoulli_kl(torch.zeros((), dtype=torch.float64))
-    torch.testing.assert_close(terms.kl, 5 * per_synapse)
+    torch.testing.assert_close(terms.kl, 5 * per_synapse(torch.zeros((), dtype=torch.float64)))
     for gradient in (layer.weight.grad, layer.weight_logit.grad):
         assert (gradient[off] == 0).all()
         assert (gradient[~off] != 0).any()
@@ -127,6 +140,7 @@ def test_pruning_travels_in_the_state() -> None:
         dcpp.DropConnectPPLinear(3, 2, False, alpha=2.0, keep_probability=0.7, mask="example", estimator="disarm"),
         dcpp.DropConnectPPConv2d(4, 2, (3, 2), padding="same", groups=2, hyper="learned", estimator="eq16"),
         dcpp.DropConnectPPConv2d(4, 2, 3, kl_weight=0.25, logit_step=4.0),
+        dcpp.DropConnectPPConv1d(4, 2, 3, hyper="optimal", sharing="input", beta=9.0),
         dcpp.DropConnectPPConv1d(
             3, 2, 3, parameterisation="probability", estimator=dcpp.estimators.Concrete(temperature=0.3)
         ),

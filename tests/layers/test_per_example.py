@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_leaves
 import dropconnectpp as dcpp
 from dropconnectpp import errors, functional
 from dropconnectpp.layers import per_example
-from dropconnectpp.layers.per_example import ExampleGates
-from dropconnectpp.layers.sampling import Gates, running
+from dropconnectpp.layers.passes import assigned, running
+from dropconnectpp.ops.drawn import Draw
+from dropconnectpp.ops.noise import generator_of
 
 # (layer, its arguments, shape of an example)
 LAYERS = {
@@ -99,9 +100,15 @@ def assert_same(found, expected):
         torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-12, msg=lambda m, name=name: f"{name}: {m}")
 
 
+def drawn(layer, seed, *, relaxed=False, mirrored=False):
+    """What the draw of a seed gives a layer."""
+    streams = {name: number for number, name in enumerate(layer.synapse_names)}
+    return layer.gates(Draw(torch.tensor(seed)), streams, relaxed=relaxed, mirrored=mirrored)
+
+
 def gates_of(layer, gates):
     """The gates of every example, gathered from the blocks."""
-    blocks = [masks for _, masks in ExampleGates(layer, gates).blocks(BATCH)]
+    blocks = [masks for _, masks in layer.example_gates(gates).blocks(BATCH)]
     return {name: torch.cat([block[name] for block in blocks]) for name in layer.synapse_names}
 
 
@@ -116,7 +123,13 @@ def plainly(layer, inputs, gates):
 
 @pytest.fixture(params=[1, 40, 2**23], ids=["blocks of one", "small blocks", "one block"])
 def _block_elements(request, monkeypatch):
-    monkeypatch.setattr(per_example, "BLOCK_ELEMENTS", request.param)
+    monkeypatch.setattr(per_example, "BLOCK_ELEMENTS", {"cpu": request.param})
+
+
+@pytest.fixture(params=[0, 2**27], ids=["drawn again", "kept"])
+def _kept_elements(request, monkeypatch):
+    """With and without masks that wait for backward."""
+    monkeypatch.setattr(per_example, "KEPT_ELEMENTS", request.param)
 
 
 # ---------------------------------------------------------------------- each example by itself
@@ -140,7 +153,7 @@ def test_forced_masks_act_as_though_each_example_were_alone(name):
 
 def test_examples_have_masks_of_their_own():
     layer = dcpp.DropConnectPPLinear(20, 20, mask="example").double()
-    found = gates_of(layer, Gates("example", seed=1, bias_seed=2))
+    found = gates_of(layer, drawn(layer, 1))
     for masks in found.values():
         assert len({tuple(mask.flatten().tolist()) for mask in masks}) == BATCH
 
@@ -149,7 +162,7 @@ def test_masks_follow_the_keep_probabilities():
     layer = dcpp.DropConnectPPLinear(4, 3, mask="example").double()
     nn.init.normal_(layer.weight_logit)
     count = 20_000
-    blocks = [masks["weight"] for _, masks in ExampleGates(layer, Gates("example", seed=3, bias_seed=4)).blocks(count)]
+    blocks = [masks["weight"] for _, masks in layer.example_gates(drawn(layer, 3)).blocks(count)]
     pi = layer.keep_probability().detach()
     score = (torch.cat(blocks).double().mean(0) - pi) / torch.sqrt(pi * (1 - pi) / count)
     assert score.abs().max() < 4.5
@@ -160,12 +173,12 @@ def test_masks_follow_the_keep_probabilities():
 # ----------------------------------------------------------------------------- blocks and gradients
 
 
-@pytest.mark.usefixtures("_block_elements")
+@pytest.mark.usefixtures("_block_elements", "_kept_elements")
 @pytest.mark.parametrize("estimator", ["bbvi", "straight-through", "concrete", "disarm"])
 @pytest.mark.parametrize("name", ["linear, further axes", "conv1d, groups", "conv2d, depthwise, reflect"])
 def test_gradients_are_those_of_the_masks_drawn(name, estimator):
     layer, inputs = build(name, estimator=estimator)
-    gates = Gates("example", seed=11, bias_seed=12, relaxed=True)
+    gates = drawn(layer, 11, relaxed=True)
     with running({layer: gates}):
         output = layer(inputs)
     masks = gates_of(layer, gates)
@@ -187,15 +200,30 @@ def test_gradients_are_those_of_the_masks_drawn(name, estimator):
     assert_same(gradients(output, layer, inputs), gradients(expected, layer, inputs))
 
 
+@pytest.mark.usefixtures("_block_elements", "_kept_elements")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_examples_mask_does_not_depend_on_who_else_is_in_the_batch(dtype):
+    """Two calls of one pass, the second with fewer examples and the third with more."""
+    layer = build("linear")[0].to(dtype)
+    gates = drawn(layer, 21)
+    found = []
+    for batch in (4, 3, 7, 5):
+        blocks = [masks["weight"] for _, masks in layer.example_gates(gates).blocks(batch)]
+        found.append(torch.cat(blocks))
+    for masks in found:
+        assert torch.equal(masks, found[2][: len(masks)])
+    assert len({tuple(mask.flatten().tolist()) for mask in found[2]}) > 4
+
+
 def soft(layer, name):
     return torch.sigmoid(layer.logit(name))
 
 
-@pytest.mark.usefixtures("_block_elements")
+@pytest.mark.usefixtures("_block_elements", "_kept_elements")
 def test_mirrored_gates_mirror_the_noise():
     layer, _ = build("linear", estimator="disarm")
-    first = gates_of(layer, Gates("example", seed=11, bias_seed=12))
-    second = gates_of(layer, Gates("example", seed=11, bias_seed=12, mirrored=True))
+    first = gates_of(layer, drawn(layer, 11))
+    second = gates_of(layer, drawn(layer, 11, mirrored=True))
     for name, pi in (("weight", layer.keep_probability("weight")), ("bias", layer.keep_probability("bias"))):
         both, neither = first[name] & second[name], ~first[name] & ~second[name]
         assert not bool((both & (pi < 0.5)).any())
@@ -203,22 +231,22 @@ def test_mirrored_gates_mirror_the_noise():
         assert bool((first[name] != second[name]).any())
 
 
-@pytest.mark.usefixtures("_block_elements")
+@pytest.mark.usefixtures("_block_elements", "_kept_elements")
 def test_weighted_sums_are_those_of_the_masks():
     layer, _ = build("conv1d, groups")
-    gates = Gates("example", seed=5, bias_seed=6)
+    gates = drawn(layer, 5)
     weights = torch.randn(3, BATCH, dtype=torch.float64)
-    found = ExampleGates(layer, gates).weighted_sum(weights)
+    found = layer.example_gates(gates).weighted_sum(weights)
     for name, masks in gates_of(layer, gates).items():
         torch.testing.assert_close(found[name], torch.tensordot(weights, masks.double(), 1))
 
 
-@pytest.mark.usefixtures("_block_elements")
+@pytest.mark.usefixtures("_block_elements", "_kept_elements")
 @pytest.mark.parametrize("estimator", ["bbvi", "disarm"])
 def test_the_scores_gradient_is_that_of_the_masks_that_ran(estimator):
     layer, inputs = build("linear", estimator=estimator)
     rewards, used = [], []
-    layer.register_forward_hook(lambda *_: used.append(layer._gates))
+    layer.register_forward_hook(lambda *_: used.append(assigned(layer)))
 
     def likelihood(output, target):
         rewards.append(output.detach()[:, 0])
@@ -255,6 +283,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+@pytest.mark.usefixtures("_kept_elements")
 @pytest.mark.parametrize("estimator", ["bbvi", "straight-through", "concrete", "disarm"])
 def test_memory_is_bounded_by_the_block(monkeypatch, estimator):
     layer = dcpp.DropConnectPPLinear(30, 20, mask="example", estimator=estimator)
@@ -262,13 +291,13 @@ def test_memory_is_bounded_by_the_block(monkeypatch, estimator):
     inputs, target = torch.randn(32, 30), torch.randint(20, (32,))
 
     def largest(block_elements):
-        monkeypatch.setattr(per_example, "BLOCK_ELEMENTS", block_elements)
+        monkeypatch.setattr(per_example, "BLOCK_ELEMENTS", {"cpu": block_elements})
         with LargestTensor() as seen:
             elbo(inputs, target=target).loss.backward()
         return seen.elements
 
     assert largest(6 * 600) <= 6 * 600
-    assert largest(1) <= 5 * 600  # one example's masks, and the working room of one pass over the synapses
+    assert largest(1) <= 5 * 620  # one example's masks, and the working room of one pass over the synapses
     assert largest(2**23) == 32 * 600  # the whole batch at once, where it fits
 
 
@@ -281,7 +310,7 @@ def test_pruned_synapses_are_off_and_have_no_gradient(estimator):
     kept = {"weight": torch.tensor([[True, False, True], [False, True, True]]), "bias": torch.tensor([True, False])}
     for name, value in kept.items():
         layer.keep_only(name, value)
-    masks = gates_of(layer, Gates("example", seed=1, bias_seed=2, relaxed=True))
+    masks = gates_of(layer, drawn(layer, 1, relaxed=estimator == "concrete"))
     for name, value in kept.items():
         assert not masks[name][:, ~value].any()
         assert masks[name].any()
@@ -297,8 +326,9 @@ def test_pruned_synapses_are_off_and_have_no_gradient(estimator):
 
 def test_relaxed_gates_are_those_of_the_batch():
     layer, _ = build("linear", estimator="concrete")
-    found = gates_of(layer, Gates("example", seed=7, bias_seed=8, relaxed=True))["weight"]
-    noise = torch.rand(BATCH, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    found = gates_of(layer, drawn(layer, 7, relaxed=True))["weight"]
+    generator = generator_of(torch.tensor(7), 0, torch.device("cpu"))
+    noise = torch.rand(BATCH, 2, 3, dtype=torch.float64, generator=generator)
     torch.testing.assert_close(found, functional.relax_mask(layer.weight_logit, noise, 2 / 3).detach())
 
 

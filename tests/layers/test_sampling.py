@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import nn
 
 import dropconnectpp as dcpp
-from dropconnectpp.layers.per_example import ExampleGates
-from dropconnectpp.layers.sampling import MEAN, NoiseSource, Sample, masked_layers, running
+from dropconnectpp.layers.base import masked_layers
+from dropconnectpp.layers.passes import MEAN, current, running
+from dropconnectpp.layers.sampling import draw_samples
+from pass_cases import trace_of
 
 GATED = ["bbvi", "straight-through", "concrete", "local", "disarm"]
 
@@ -54,19 +57,30 @@ def pair(mask="batch", share=("weight",), estimator="bbvi"):
 def masks_of(model, batch=40, generator=None):
     """Every mask of one draw: {layer: {name: mask}}."""
     layers = list(masked_layers(model).values())
-    gates = Sample(layers, NoiseSource(generator), relaxed=True).arms[0]
+    arm = draw_samples(layers, 1, generator, relaxed=True)[0].arms[0]
     found = []
     for layer in layers:
-        if gates[layer].kind == "example":
-            blocks = [part for _, part in ExampleGates(layer, gates[layer]).blocks(batch)]
+        gates = arm[layer]
+        if gates.each_example:
+            blocks = [part for _, part in layer.example_gates(gates).blocks(batch)]
             found.append({name: torch.cat([block[name] for block in blocks]) for name in layer.synapse_names})
         else:
-            found.append({name: getattr(gates[layer], name) for name in layer.synapse_names})
+            found.append(
+                {
+                    name: gates.draw.mask(getattr(layer, name).shape, layer.synapses(name, gates, {}), gates.mirrored)
+                    for name in layer.synapse_names
+                }
+            )
     return found
 
 
-def untouched(model):
-    return all(layer._gates is None and layer._forced is None for layer in masked_layers(model).values())
+@contextmanager
+def leaving_no_trace(model):
+    """Whatever happens inside, the model and the context are afterwards as before."""
+    before = trace_of(model)
+    yield
+    assert trace_of(model) == before
+    assert current() == []
 
 
 # ------------------------------------------------------------------------------------ forced masks
@@ -77,10 +91,9 @@ def untouched(model):
 def test_forced_masks_are_used_in_train_and_eval_mode(training, estimator):
     layer = readable(estimator=estimator).train(training)
     mask = torch.randint(2, (3, 4))
-    with dcpp.forced_masks(layer, {"weight": mask}):
+    with leaving_no_trace(layer), dcpp.forced_masks(layer, {"weight": mask}):
         for _ in range(2):
             torch.testing.assert_close(read(layer).T, mask.double())
-    assert untouched(layer)
 
 
 def test_layers_that_are_not_named_go_on_as_usual():
@@ -127,7 +140,7 @@ def test_the_second_arm_changes_the_masks_of_antithetic_layers_alone():
     first, second = (torch.randint(2, (2, 3, 4), generator=seeded(seed)).bool() for seed in (1, 2))
     passes = [{"0.weight": masks[0], "2.weight": masks[1]} for masks in (first, second)]
     with dcpp.forced_masks(model, passes):
-        arms = Sample(list(masked_layers(model).values()), NoiseSource(), relaxed=True, arms=2).arms
+        arms = draw_samples(list(masked_layers(model).values()), 1, relaxed=True, arms=2)[0].arms
     assert torch.equal(arms[0][model[0]].weight, first[0])
     assert torch.equal(arms[1][model[0]].weight, second[0])
     assert torch.equal(arms[0][model[2]].weight, first[1])
@@ -136,11 +149,10 @@ def test_the_second_arm_changes_the_masks_of_antithetic_layers_alone():
 
 def test_forced_masks_nest():
     layer = readable()
-    with dcpp.forced_masks(layer, {"weight": torch.ones(3, 4)}):
+    with leaving_no_trace(layer), dcpp.forced_masks(layer, {"weight": torch.ones(3, 4)}):
         with dcpp.forced_masks(layer, {"weight": torch.zeros(3, 4)}):
             assert not read(layer).bool().any()
         assert read(layer).bool().all()
-    assert untouched(layer)
 
 
 @pytest.mark.parametrize("mask", ["batch", "example"])
@@ -194,11 +206,11 @@ def test_forced_masks_that_do_not_fit(masks, message):
         dcpp.DropConnectPPLinear(3, 2), nn.Tanh(), dcpp.DropConnectPPLinear(2, 2, bias=False, mask="example")
     )
     with (
+        leaving_no_trace(model),
         pytest.raises(dcpp.errors.ArgumentError, match=f"^{re.escape(message)}$"),
         dcpp.forced_masks(model, masks),
     ):
         pass
-    assert untouched(model)
 
 
 def test_forced_masks_have_one_batch_axis_or_none():
@@ -245,6 +257,73 @@ def test_sampling_without_a_generator_follows_torch():
             outputs.append(read(layer))
     assert torch.equal(outputs[0], outputs[1])
     assert not torch.equal(outputs[0], outputs[2])
+
+
+def test_masks_given_inside_sampling_are_used_and_in_turn():
+    layer = readable().eval()
+    masks = [torch.randint(2, (3, 4), generator=seeded(i)) for i in range(2)]
+    with dcpp.sampling(layer):
+        read(layer)
+        with dcpp.forced_masks(layer, [{"weight": mask} for mask in masks]):
+            for mask in (masks[0], masks[1], masks[0]):
+                torch.testing.assert_close(read(layer).T, mask.double())
+        assert not torch.equal(read(layer), read(layer))
+    with dcpp.sampling(layer), dcpp.forced_masks(layer, [{"weight": mask} for mask in masks]):
+        for mask in (masks[0], masks[1], masks[0]):
+            torch.testing.assert_close(read(layer).T, mask.double())
+
+
+@pytest.mark.parametrize("estimator", ["bbvi", "straight-through", "disarm"])
+def test_a_bound_inside_sampling_scores_its_own_masks(estimator):
+    """The masks that ran must be those that are scored: the innermost context's."""
+    model = nn.Sequential(readable(estimator=estimator), nn.Tanh(), nn.Linear(3, 2)).double()
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+
+    def gradients(inside):
+        model.load_state_dict(start)
+        elbo = dcpp.ELBO(model, dcpp.categorical, num_data=9, generator=seeded(3))
+        for _ in range(2):
+            model.zero_grad()
+            if inside:
+                with dcpp.sampling(model, seeded(1)):
+                    loss = elbo(torch.eye(4, dtype=torch.float64), torch.tensor([0, 1, 1, 0])).loss
+            else:
+                loss = elbo(torch.eye(4, dtype=torch.float64), torch.tensor([0, 1, 1, 0])).loss
+            loss.backward()
+        return {key: p.grad.clone() for key, p in model.named_parameters()}
+
+    alone = gradients(False)
+    for key, gradient in gradients(True).items():
+        assert torch.equal(gradient, alone[key]), key
+
+
+@pytest.mark.parametrize("average", ["activations", "probabilities"])
+def test_a_prediction_inside_sampling_is_the_prediction(average):
+    model = nn.Sequential(readable(activation=nn.Tanh()), nn.Linear(3, 2).double()).eval()
+
+    def found():
+        x = torch.eye(4, dtype=torch.float64)
+        return dcpp.predict(model, x, num_samples=3, average=average, generator=seeded(2)).mean
+
+    with dcpp.sampling(model, seeded(1)):
+        inside = found()
+    assert torch.equal(inside, found())
+
+
+def test_sampling_a_part_inside_sampling_the_whole_is_sampling_the_part():
+    model = nn.Sequential(readable(), nn.Linear(3, 4).double(), readable()).eval()
+    x = torch.eye(4, dtype=torch.float64)
+    seen = []
+    model[0].register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
+    with dcpp.sampling(model, seeded(1)), dcpp.sampling(model[0], seeded(2)):
+        first, second = model(x), model(x)
+    assert not torch.equal(first, second)
+    with dcpp.sampling(model[0], seeded(2)):
+        model(x)
+        model(x)
+    assert torch.equal(seen[0], seen[2])
+    assert torch.equal(seen[1], seen[3])
+    assert not torch.equal(seen[0], seen[1])
 
 
 def test_parts_called_by_themselves_sample_too():
@@ -330,30 +409,25 @@ def test_nothing_is_left_behind_by_an_error(training):
         lambda: running({model.fc: MEAN}),
     ]
     for context in contexts:
-        with pytest.raises(TroubleError), context():
+        with leaving_no_trace(model), pytest.raises(TroubleError), context():
             fail(model(x))
-        assert untouched(model)
-        assert not model._forward_hooks
-        assert not model._forward_pre_hooks
     elbo = dcpp.ELBO(model, fail, num_data=9)
-    with pytest.raises(TroubleError):
+    with leaving_no_trace(model), pytest.raises(TroubleError):
         elbo(x, target=None)
-    assert untouched(model)
 
 
 def test_an_error_inside_brings_back_the_outer_context():
     model = readable().eval()
-    with dcpp.forced_masks(model, {"weight": torch.ones(3, 4)}):
+    with leaving_no_trace(model), dcpp.forced_masks(model, {"weight": torch.ones(3, 4)}):
         with pytest.raises(TroubleError), dcpp.sampling(model):
             raise TroubleError
         assert read(model).bool().all()
-    assert untouched(model)
 
 
 def test_backward_leaves_no_gates_behind():
     model = nn.Sequential(readable())
     elbo = dcpp.ELBO(model, lambda output, target: output.sum(1), num_data=9, num_samples=2)
-    elbo(torch.eye(4, dtype=torch.float64), target=None).loss.backward()
-    assert untouched(model)
-    assert model[0]._replayed is None
+    with leaving_no_trace(model):
+        loss = elbo(torch.eye(4, dtype=torch.float64), target=None).loss
+        loss.backward()
     torch.testing.assert_close(read(model.eval()), torch.full((4, 3), 0.5, dtype=torch.float64))

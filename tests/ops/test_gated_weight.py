@@ -1,4 +1,4 @@
-"""The chunked mask arithmetic of the CPU: the same numbers as its definition, and nobody's gradient harmed."""
+"""The masked weight, by given masks and by drawn ones: the same numbers as its definition, and no gradient harmed."""
 
 from __future__ import annotations
 
@@ -8,45 +8,34 @@ from torch import Tensor
 
 import dropconnectpp as dcpp
 from dropconnectpp import functional
-from dropconnectpp.ops import gated_weight, posterior, posterior_cpu
+from dropconnectpp.ops import gated_weight, noise
+from dropconnectpp.ops.drawn import Draw, Gating, Synapses, draw_gated, gated_plainly
+
+SEED = torch.tensor(2**60 + 77)
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gated_weight, "CHUNK", 64)
-    monkeypatch.setattr(posterior_cpu, "CHUNK", 64)
-    monkeypatch.setattr(gated_weight, "_WORTH_SEEDING", 1)
+    monkeypatch.setattr(noise, "CHUNK", 64)
+    monkeypatch.setattr(gated_weight, "SMALL", 1)
 
 
-@pytest.mark.parametrize("count", [1, 63, 64, 65, 1000])
-def test_a_mask_is_that_of_its_noise(count: int) -> None:
-    logit = torch.randn(count)
-    noise = gated_weight.uniform(logit.shape, torch.float32, logit.device, torch.Generator().manual_seed(3))
-    mask = gated_weight.draw_mask(logit, logit.shape, torch.Generator().manual_seed(3))
-    assert torch.equal(mask, functional.draw_mask(logit, noise))
-    assert bool(((noise >= 0) & (noise < 1)).all())
+def as_chunks(transposed: bool, *tensors: Tensor) -> list[Tensor]:
+    """The tensors as they are, or with their memory in another order, which cannot be taken in chunks."""
+    if not transposed:
+        return list(tensors)
+    return [t.transpose(0, -1).contiguous().transpose(0, -1) for t in tensors]
 
 
-def test_noise_is_uniform_to_24_bits() -> None:
-    noise = gated_weight.uniform(
-        torch.Size([200_000]), torch.float32, torch.device("cpu"), torch.Generator().manual_seed(0)
-    )
-    z = (noise.double().mean() - 0.5) / (1 / 12 / noise.numel()) ** 0.5
-    assert abs(z) < 5
-    levels = (noise.double() * 2**24).round()
-    assert torch.equal(levels / 2**24, noise.double())
-    assert len(torch.unique(levels % 1024)) == 1024  # the lowest bits vary too
-    halves = noise.view(-1, 2) - 0.5  # both halves of a 64-bit word, and not the same number twice
-    correlation = (halves[:, 0] * halves[:, 1]).double().mean() * 12
-    assert abs(correlation) < 5 / 100_000**0.5
+# ------------------------------------------------------------------------------- masks that are given
 
 
 @pytest.mark.parametrize("shape", [(7,), (9, 17), (3, 4, 5, 5)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_masked_products_and_their_gradients(shape: tuple[int, ...], transposed: bool) -> None:
     weight, logit, upstream = (torch.randn(shape, dtype=torch.float64) for _ in range(3))
-    if transposed:
-        weight, upstream = (t.transpose(0, -1).contiguous().transpose(0, -1) for t in (weight, upstream))
+    weight, upstream = as_chunks(transposed, weight, upstream)
     mask = torch.rand(shape) < 0.5
     weight.requires_grad_()
     logit.requires_grad_()
@@ -59,6 +48,16 @@ def test_masked_products_and_their_gradients(shape: tuple[int, ...], transposed:
     )
     assert torch.equal(both[0], expected)
     assert torch.allclose(both[1], slope, atol=1e-15)
+
+
+@pytest.mark.parametrize("count", [1, 64, 65, 200])
+@pytest.mark.parametrize("out", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_product_may_be_written_in_another_precision(dtype: torch.dtype, out: torch.dtype, count: int) -> None:
+    weight, mask = torch.randn(count).to(dtype), torch.rand(count) < 0.5
+    found = gated_weight.multiply(weight, mask, torch.empty(count, dtype=out))
+    assert torch.equal(found, (weight * mask).to(out))
+    assert gated_weight.multiply(weight, mask, weight) is weight  # over itself
 
 
 @pytest.mark.parametrize("estimator", ["bbvi", "straight-through"])
@@ -78,64 +77,74 @@ def test_a_layers_gradients_are_those_of_plain_torch(estimator: str, shape: tupl
         assert torch.allclose(ours, theirs, atol=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "prior"),
-    [(torch.float64, (1.0, 1.0))] + [(torch.float32, p) for p in [(1.0, 1.0), (1.0, 9.0), (0.5, 0.5), (2.0, 98.0)]],
-)
-@pytest.mark.parametrize("count", [1, 64, 333])
+# ------------------------------------------------------------------------------- masks that a draw defines
+
+
+def gating(logits: list[Tensor], kept: list[Tensor | None], through: bool, mirrored: bool, seed: Tensor) -> Gating:
+    synapses = tuple(Synapses(x, k, stream) for stream, (x, k) in enumerate(zip(logits, kept, strict=True)))
+    return Gating(Draw(seed), synapses, mirrored, through, None)
+
+
+@pytest.mark.parametrize("way", [draw_gated, gated_plainly])
+@pytest.mark.parametrize("pruned", [False, True])
 @pytest.mark.parametrize("mirrored", [False, True])
-def test_the_streamed_pass_is_its_definition(
-    dtype: torch.dtype, count: int, mirrored: bool, prior: tuple[float, float]
+@pytest.mark.parametrize("through", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_drawn_products_and_their_gradients(
+    way: type, through: bool, mirrored: bool, pruned: bool, transposed: bool
 ) -> None:
-    logit = 4 * torch.randn(count, dtype=dtype)
-    masks = [torch.rand(count) < 0.5 for _ in range(2)]
-    mirrors = [torch.rand(count) < 0.5 for _ in range(2)] if mirrored else []
-    coefficients = torch.tensor([0.7, -1.3], dtype=dtype)
-    terms = posterior_cpu.Terms(0.3, masks, mirrors, coefficients, None, prior)
-    kl, squared, gradient = posterior_cpu.posterior_pass(logit, terms, gradient=True)
-    wide = logit.double()
-    value, slope = functional.collapsed_kl(wide, *prior)
-    expected = 0.3 * slope
-    for index, mask in enumerate(masks):
-        c = coefficients[index].double()
-        if mirrored:
-            expected = expected - functional.disarm_gradient(wide, c * (mask.double() - mirrors[index].double()))
-        else:
-            score = functional.bernoulli_score(mask, wide)
-            expected = expected - c * score
-            assert close(squared[index], score.square().sum())
-    assert close(kl, value.sum())
-    assert close(posterior_cpu.posterior_pass(logit, terms, gradient=False)[0], value.sum())
-    assert gradient is not None
-    assert close(gradient, expected)
+    """A weight and a bias in one go, each by the mask of its own stream."""
+    parameters = [torch.randn(9, 17, dtype=torch.float64), torch.randn(9, dtype=torch.float64)]
+    parameters[0], upstream = as_chunks(transposed, parameters[0], torch.randn(9, 17, dtype=torch.float64))
+    upstreams = [upstream, torch.randn(9, dtype=torch.float64)]
+    logits = [torch.randn_like(p) for p in parameters]
+    kept = [(torch.rand(p.shape) < 0.7) if pruned else None for p in parameters]
+    for tensor in (*parameters, *logits):
+        tensor.requires_grad_()
+    products = way(tuple(parameters), gating(logits, kept, through, mirrored, SEED))
+    wanted = [*parameters, *(logits if through else [])]
+    found = torch.autograd.grad(products, wanted, [g.clone() for g in upstreams])
+    for index, (parameter, logit, upstream) in enumerate(zip(parameters, logits, upstreams, strict=True)):
+        mask = noise.binary(logit.detach(), parameter.shape, SEED, index, mirrored)
+        left = torch.ones_like(mask) if kept[index] is None else kept[index]
+        assert torch.equal(products[index], parameter * (mask & left))
+        torch.testing.assert_close(found[index], upstream * (mask & left), rtol=0, atol=1e-15)
+        if through:
+            slope = functional.straight_through_gradient(logit.detach(), parameter.detach(), upstream) * left
+            torch.testing.assert_close(found[2 + index], slope, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("alpha", "beta", "dtype", "streamed"),
-    [
-        (1.0, 1.0, torch.float32, True),
-        (1.0, 1.0, torch.float64, True),
-        (2.0, 98.0, torch.float32, True),
-        (2.0, 98.0, torch.float64, False),
-        (0.3, 1.0, torch.float32, False),
-    ],
-)
-def test_a_pass_is_streamed_where_the_prior_has_polynomials(
-    alpha: float, beta: float, dtype: torch.dtype, streamed: bool
-) -> None:
-    layer = dcpp.DropConnectPPLinear(50, 4, alpha=alpha, beta=beta, dtype=dtype)
-    torch.nn.init.normal_(layer.weight_logit)
-    logit = layer.weight_logit.detach()
-    assert posterior_cpu.covers(layer, logit, None) is streamed
-    mask, coefficients = torch.rand(4, 50) < 0.5, torch.tensor([0.7], dtype=dtype)
-    found = posterior.posterior_pass(layer, "weight", kl_scale=0.3, masks=[mask], coefficients=coefficients)
-    value, slope = functional.collapsed_kl(logit.double(), alpha, beta)
-    score = functional.bernoulli_score(mask, logit.double())
-    assert close(found.kl, value.sum())
-    assert close(found.squared_score, score.square().sum()[None])
-    assert close(found.gradients["weight_logit"], 0.3 * slope - 0.7 * score)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("estimator", ["bbvi", "straight-through", "disarm"])
+def test_autocast_writes_the_product_once_and_in_its_precision(dtype: torch.dtype, estimator: str) -> None:
+    layer = dcpp.DropConnectPPLinear(40, 30, estimator=estimator)
+    x, seed = torch.randn(8, 40), torch.Generator()
+    found = []
+    for enabled in (False, True):
+        layer.zero_grad()
+        with dcpp.sampling(layer.train(), seed.manual_seed(3)), torch.autocast("cpu", dtype=dtype, enabled=enabled):
+            output = layer(x)
+        assert output.dtype == (dtype if enabled else torch.float32)
+        output.float().square().sum().backward()
+        found.append((output.float(), *(p.grad for p in layer.parameters() if p.grad is not None)))
+        assert layer.weight.grad.dtype == torch.float32
+    assert len(found[0]) == (5 if estimator == "straight-through" else 3)
+    for exact, rough in zip(*found, strict=True):
+        scale = float(exact.detach().abs().max())
+        torch.testing.assert_close(rough, exact, rtol=0, atol=(0.04 if dtype == torch.bfloat16 else 0.006) * scale)
+        assert torch.equal(rough == 0, exact == 0)  # the same mask
 
 
-def close(found: Tensor, expected: Tensor) -> bool:
-    tolerance = 2e-6 if found.dtype == torch.float32 else 1e-12
-    return torch.allclose(found.double(), expected, rtol=tolerance, atol=tolerance)
+@pytest.mark.parametrize("through", [False, True])
+def test_a_products_gradient_leaves_the_tensors_it_came_from_alone(through: bool) -> None:
+    weight, logit = torch.randn(90, 9, requires_grad=True), torch.randn(90, 9, requires_grad=True)
+    (product,) = draw_gated((weight,), gating([logit], [None], through, False, SEED))
+    kept = [t.detach().clone() for t in (weight, logit, product)]
+    product.sum().backward(retain_graph=True)
+    first = [None if t.grad is None else t.grad.clone() for t in (weight, logit)]
+    product.sum().backward()
+    for tensor, before in zip((weight, logit, product), kept, strict=True):
+        assert torch.equal(tensor.detach(), before)
+    for tensor, once in zip((weight, logit), first, strict=True):
+        assert once is None or torch.equal(tensor.grad, 2 * once)
+    assert (logit.grad is not None) == through

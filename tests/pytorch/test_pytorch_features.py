@@ -272,14 +272,14 @@ def test_deep_residual_models_train(name: str, mask: str) -> None:
     torch.manual_seed(2)
     inner = dcpp.DropConnectPPLinear(4, 4, estimator=first.estimator, mask=mask, dtype=torch.float64)
     model = nn.Sequential(first, activation, Residual(inner, nn.GELU()), head)
-    elbo = trained(bound(model), 1)
+    elbo = trained(bound(model, num_samples=6), 1)  # with one mask both biases of the head may be off
     assert all((g != 0).any() for g in gradient_of(elbo, 3).values())
 
 
 # --------------------------------------------------------------------------------------- torch.func
 
 
-@pytest.mark.parametrize("hyper", ["optimal", "learned"])
+@pytest.mark.parametrize("hyper", ["marginal", "optimal", "learned"])
 @pytest.mark.parametrize("name", ["running", "mean-network", "straight-through", "local", "concrete", "disarm"])
 @each_mask
 def test_functional_call_of_a_bound_uses_the_parameters_given(name: str, mask: str, hyper: str) -> None:
