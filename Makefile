@@ -88,6 +88,7 @@ wheel: $(RELEASE) ## build wheel and sdist into dist/, check them, and run dcpp 
 
 bench: $(DEV) ## print the benchmark tables: quality of gradients, time and memory of a step
 	$(BIN)/python benchmarks/gradient_quality.py
+	$(BIN)/python benchmarks/layer_cost.py
 	$(BIN)/python benchmarks/training_step.py
 	$(BIN)/python benchmarks/digits_pruning.py
 	$(BIN)/python benchmarks/mask_memory.py
