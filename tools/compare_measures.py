@@ -22,6 +22,7 @@ from list_settings import described, ranks, tried
 
 from dropconnectpp.lab.report.selection import select_experiments
 from dropconnectpp.lab.report.statistics import Comparison, holm, paired, welch
+from dropconnectpp.lab.report.views.cells import trust_notes
 from dropconnectpp.lab.runs.store import Row
 
 SHARES = (0.1, 0.05)
@@ -94,6 +95,12 @@ def networks(stores: Sequence[Path], dataset: str, held_out: bool) -> dict[str, 
     return {name: {row.key.replica: row.results for row in rows} for name, rows in done.items()}
 
 
+def trust(stores: Sequence[Path], dataset: str) -> tuple[str, ...]:
+    """What the report says below tables of data without the official checksums."""
+    rows = [row for path in stores for row in record.read(path).rows if row.protocol.settings["data"] == dataset]
+    return trust_notes([{"data": dataset, "trusted": row.provenance.get("verified") is not False} for row in rows])
+
+
 def named(rows: Sequence[Row]) -> str:
     """A setting that was tried: there may be the same method with another step size."""
     return f"{described(rows)}, step size {rows[0].protocol.settings['training']['step_size']}"
@@ -152,6 +159,9 @@ def main() -> None:
         metavar=("NAME", "SHORT"),
         help="a shorter name in the table; may be repeated",
     )
+    options.add_argument(
+        "--trust-notes", action="store_true", help="say below the table if files lack the official checksums"
+    )
     options.add_argument("--out", type=Path, metavar="FILE.md", help="write the table there too")
     given = options.parse_args()
     found = networks(given.stores, given.dataset, given.held_out)
@@ -171,6 +181,8 @@ def main() -> None:
         "\n\np: Welch's test, or paired where a network is compared with itself; then adjusted by Holm for this table. "
     )
     text += "Intervals are not adjusted. A posterior that learned nothing is not cut by.\n"
+    if given.trust_notes:
+        text += "".join(f"\n{note}\n" for note in trust(given.stores, given.dataset))
     print(text)
     if given.out:
         given.out.write_text(text)

@@ -12,6 +12,7 @@ from tool_cases import lines
 from dropconnectpp.lab.config import protocol
 from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.report import statistics
+from dropconnectpp.lab.report.views.cells import TRUST_NOTES, UNVERIFIED
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.store import Store
 from scripts import call
@@ -56,6 +57,23 @@ def test_methods_are_compared_measure_by_measure(tmp_path: Path) -> None:
     assert len(lines(held_out.stdout)) == 13
     assert [row[2] for row in lines(held_out.stdout)[4:6]] == ["fixed", "fixed, by size"]
     assert lines(held_out.stdout)[1][3] != rows[1][3]
+
+
+@pytest.mark.parametrize("verified", [True, False])
+def test_the_note_on_data_that_is_not_official_is_below_the_table_on_request(tmp_path: Path, verified: bool) -> None:
+    random, me = torch.Generator().manual_seed(0), Owner.here()
+    with Store.open(tmp_path / "results.sqlite") as store:
+        for method in (Method(), Method(kind="dropconnect", rate=0.5)):
+            digest = store.add(protocol.Protocol(data="svhn", method=method))
+            for key in store.claim([(digest, replica) for replica in range(2)], me):
+                of_the_run = {"provenance": {"verified": verified}, "seconds": 1.0, "device": "none"}
+                store.finish(key, me, "done", results=some_results(random), **of_the_run)
+    options = (str(tmp_path / "results.sqlite"), "--dataset", "svhn", "--methods", "DropConnect++")
+    without = call("tools/compare_measures.py", *options)
+    assert without.returncode == 0, without.stderr
+    noted = call("tools/compare_measures.py", *options, "--trust-notes").stdout
+    note = f"\n{TRUST_NOTES[UNVERIFIED]}\n"
+    assert noted == (without.stdout if verified else without.stdout.removesuffix("\n") + note + "\n")
 
 
 def some_results(random: torch.Generator) -> dict[str, Any]:
