@@ -111,7 +111,7 @@ def test_a_replica_among_many_equals_the_replica_alone(monkeypatch):
 )
 def test_replicas_with_their_own_kl_and_gate_step_share_a_segment_and_train_as_alone(method, fused):
     def after_four_epochs(*units: Unit) -> Stack:
-        stack = stack_of(*units)
+        stack = stack_of(*units, dataset=bright(train=20))
         stack.fused = fused
         for _ in range(4):
             stack.train_epoch()
