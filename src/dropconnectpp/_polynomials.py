@@ -19,7 +19,7 @@ _Floats = np.ndarray[Any, np.dtype[np.float64]]
 # the lambda sums below, partial fractions of pi cot(pi x) give power series that converge like
 # 9^-k and have nothing to cancel near 0, 1/2 or 1:
 #     KL    = log 2 - H(pi~) + h,      h = sum_k lambda_k / (k + 1) (1 - t^(2k+2))
-#     slope = sign(logit) (|logit| - t G), G = sum_k 4 lambda_k t^2k
+#     gradient = sign(logit) (|logit| - t G), G = sum_k 4 lambda_k t^2k
 # where lambda_k = sum_{n>=1} (2n + 1)^-(2k+2).
 
 
@@ -40,17 +40,17 @@ def economise(series: _Floats, degree: int) -> tuple[float, ...]:
 
 
 _LAMBDA = _lambda_sums(26)
-SLOPE_SERIES = 4.0 * _LAMBDA
+GRADIENT_SERIES = 4.0 * _LAMBDA
 # h = (1 - t^2) sum_j t^2j (tail sum of lambda_k / (k + 1) from k = j): exact zero at t = 1.
 VALUE_SERIES = np.cumsum((_LAMBDA / np.arange(1, 27))[::-1])[::-1].copy()
 # Largest error over [0, 1]: 6.5e-10 for degree 5, below 1e-15 for degree 13.
-SLOPE_POLYNOMIAL = {torch.float32: economise(SLOPE_SERIES, 5), torch.float64: economise(SLOPE_SERIES, 13)}
+GRADIENT_POLYNOMIAL = {torch.float32: economise(GRADIENT_SERIES, 5), torch.float64: economise(GRADIENT_SERIES, 13)}
 VALUE_POLYNOMIAL = {torch.float32: economise(VALUE_SERIES, 4), torch.float64: economise(VALUE_SERIES, 13)}
 
 
-# Any other prior's slope needs psi(alpha + pi~) - psi(beta + 1 - pi~), which is smooth on [0, 1]: a polynomial in the
-# signed t = 2 pi~ - 1 = tanh(logit / 2). Its even part vanishes for alpha = beta. So does the odd part of its integral,
-# the value's log B(alpha, beta) - log B(alpha + pi~, beta + 1 - pi~).
+# Any other prior's gradient needs psi(alpha + pi~) - psi(beta + 1 - pi~), which is smooth on [0, 1]: a polynomial in
+# the signed t = 2 pi~ - 1 = tanh(logit / 2). Its even part vanishes for alpha = beta. So does the odd part of its
+# integral, the value's log B(alpha, beta) - log B(alpha + pi~, beta + 1 - pi~).
 PRIOR_DEGREE = 11
 PRIOR_ERROR = 1e-6
 """Largest error of `prior_polynomial` and `prior_value_polynomial` on [0, 1] that is put up with."""
@@ -80,13 +80,13 @@ def prior_polynomial(alpha: float, beta: float) -> tuple[tuple[float, ...], tupl
     by more than `PRIOR_ERROR`: a small alpha or beta brings a pole near.
 
     >>> even, odd = prior_polynomial(1.0, 1.0)
-    >>> any(even), odd == SLOPE_POLYNOMIAL[torch.float32]
+    >>> any(even), odd == GRADIENT_POLYNOMIAL[torch.float32]
     (False, True)
     >>> prior_polynomial(0.1, 1.0)
     """
     count = (PRIOR_DEGREE + 1) // 2
     if alpha == beta == 1.0:
-        return (0.0,) * count, SLOPE_POLYNOMIAL[torch.float32]
+        return (0.0,) * count, GRADIENT_POLYNOMIAL[torch.float32]
     nodes = np.polynomial.Chebyshev.interpolate(lambda t: _prior_term(t, alpha, beta), PRIOR_DEGREE, domain=[-1.0, 1.0])
     power = nodes.convert(kind=np.polynomial.Polynomial).coef
     power = np.pad(power, (0, PRIOR_DEGREE + 1 - len(power)))  # zeros at the end are left out
@@ -112,8 +112,8 @@ def prior_value_polynomial(alpha: float, beta: float) -> tuple[tuple[float, ...]
     """
     if prior_polynomial(alpha, beta) is None:
         return None
-    slope = np.polynomial.Chebyshev.interpolate(lambda t: _prior_term(t, alpha, beta), 40)
-    exact = math.log1p(alpha / beta) - slope.integ(lbnd=-1.0) / 2.0
+    gradient = np.polynomial.Chebyshev.interpolate(lambda t: _prior_term(t, alpha, beta), 40)
+    exact = math.log1p(alpha / beta) - gradient.integ(lbnd=-1.0) / 2.0
     power = np.polynomial.Chebyshev.interpolate(exact, PRIOR_DEGREE).convert(kind=np.polynomial.Polynomial).coef
     power = np.pad(power, (0, PRIOR_DEGREE + 1 - len(power)))
     if alpha == beta:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dropconnectpp._polynomials import SLOPE_POLYNOMIAL, VALUE_POLYNOMIAL, prior_polynomial, prior_value_polynomial
+from dropconnectpp._polynomials import GRADIENT_POLYNOMIAL, VALUE_POLYNOMIAL, prior_polynomial, prior_value_polynomial
 
 PROBABILITY_MARGIN = 1e-6
 """How near to 0 and 1 a keep probability may come when it is optimised directly."""
@@ -183,7 +183,7 @@ def optimal_hyper_posterior(logit: Tensor, alpha: float, beta: float) -> tuple[T
 #
 # At the optimum the expectations cancel and Eq. (20) + Eq. (21) is
 #     KL = -H(pi~) + log B(alpha, beta) - log B(alpha + pi~, beta + 1 - pi~),
-# with slope, by the envelope theorem, d KL / d pi~ = logit - psi(alpha + pi~) + psi(beta + 1 - pi~).
+# with gradient, by the envelope theorem, d KL / d pi~ = logit - psi(alpha + pi~) + psi(beta + 1 - pi~).
 #
 # `polynomials` stands in for the Gamma functions wherever it can.
 
@@ -197,10 +197,10 @@ def _horner(coefficients: tuple[float, ...], s: Tensor) -> Tensor:
 
 def widen(logit: Tensor) -> Tensor:
     """Half precisions are widened to float32: a KL summed over millions of synapses needs it."""
-    return logit if logit.dtype in SLOPE_POLYNOMIAL else logit.float()
+    return logit if logit.dtype in GRADIENT_POLYNOMIAL else logit.float()
 
 
-def _uniform_prior_kl(logit: Tensor, value: bool, slope: bool) -> tuple[Tensor | None, Tensor | None]:
+def _uniform_prior_kl(logit: Tensor, value: bool, grad: bool) -> tuple[Tensor | None, Tensor | None]:
     """KL and d KL / d logit for alpha = beta = 1, sharing what they can."""
     size = logit.abs()
     small = torch.sigmoid(-size)  # to full relative precision, however small
@@ -211,18 +211,18 @@ def _uniform_prior_kl(logit: Tensor, value: bool, slope: bool) -> tuple[Tensor |
     if value:
         kl = _horner(VALUE_POLYNOMIAL[logit.dtype], s).mul_(1.0 - s)
         kl.add_(math.log(2.0)).add_(torch.log1p(-small)).sub_(size * small)  # addcmul_ has no batching rule
-    if slope:
-        gradient = _horner(SLOPE_POLYNOMIAL[logit.dtype], s).mul_(t).neg_().add_(size)
+    if grad:
+        gradient = _horner(GRADIENT_POLYNOMIAL[logit.dtype], s).mul_(t).neg_().add_(size)
         gradient.mul_(small).mul_(large).mul_(torch.sign(logit))
     return kl, gradient
 
 
 def _polynomial_prior_kl(
-    logit: Tensor, alpha: float, beta: float, value: bool, slope: bool
+    logit: Tensor, alpha: float, beta: float, value: bool, grad: bool
 ) -> tuple[Tensor | None, Tensor | None] | None:
     """KL and d KL / d logit in float32, by the prior's polynomials; None where it has none."""
-    value_parts, slope_parts = prior_value_polynomial(alpha, beta), prior_polynomial(alpha, beta)
-    if value_parts is None or slope_parts is None:
+    value_parts, grad_parts = prior_value_polynomial(alpha, beta), prior_polynomial(alpha, beta)
+    if value_parts is None or grad_parts is None:
         return None
     t = torch.tanh(0.5 * logit)
     s = t.square()
@@ -231,8 +231,8 @@ def _polynomial_prior_kl(
     kl = gradient = None
     if value:
         kl = _skewed(value_parts, t, s).add_(torch.log1p(-small)).sub_(size * small)
-    if slope:
-        gradient = _skewed(slope_parts, t, s).neg_().add_(logit).mul_(small).mul_(1.0 - small)
+    if grad:
+        gradient = _skewed(grad_parts, t, s).neg_().add_(logit).mul_(small).mul_(1.0 - small)
     return kl, gradient
 
 
@@ -250,7 +250,7 @@ def _skewed(parts: tuple[tuple[float, ...], tuple[float, ...]], t: Tensor, s: Te
 
 
 def _general_prior_kl(
-    logit: Tensor, alpha: float, beta: float, value: bool, slope: bool
+    logit: Tensor, alpha: float, beta: float, value: bool, grad: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """KL and d KL / d logit for any prior: in float64, since log Gamma of a large prior cancels."""
     wide = logit if logit.device.type == "mps" else logit.double()
@@ -263,14 +263,14 @@ def _general_prior_kl(
         kl = constant - torch.lgamma(alpha + pi) - torch.lgamma(beta + rest)
         kl -= pi * softplus(-wide) + rest * softplus(wide)
         kl = kl.to(logit.dtype)
-    if slope:
+    if grad:
         gradient = pi * rest * (wide - torch.digamma(alpha + pi) + torch.digamma(beta + rest))
         gradient = gradient.to(logit.dtype)
     return kl, gradient
 
 
 def collapsed_kl(
-    logit: Tensor, alpha: float, beta: float, *, value: bool = True, slope: bool = True
+    logit: Tensor, alpha: float, beta: float, *, value: bool = True, grad: bool = True
 ) -> tuple[Tensor | None, Tensor | None]:
     """`beta_bernoulli_kl` and its derivative by the logit in one go; what is not asked for is None.
 
@@ -280,22 +280,22 @@ def collapsed_kl(
     """
     logit = widen(logit)
     if alpha == 1.0 and beta == 1.0:
-        return _uniform_prior_kl(logit, value, slope)
+        return _uniform_prior_kl(logit, value, grad)
     if logit.dtype == torch.float32 and not torch.compiler.is_compiling():  # the fit cannot be traced
-        found = _polynomial_prior_kl(logit, alpha, beta, value, slope)
+        found = _polynomial_prior_kl(logit, alpha, beta, value, grad)
         if found is not None:
             return found
-    return _general_prior_kl(logit, alpha, beta, value, slope)
+    return _general_prior_kl(logit, alpha, beta, value, grad)
 
 
 class _CollapsedKL(torch.autograd.Function):
-    """`collapsed_kl` under autograd: keeps the logits alone and computes the slope when asked."""
+    """`collapsed_kl` under autograd: keeps the logits alone and computes the gradient when asked."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(logit: Tensor, alpha: float, beta: float) -> Tensor:
-        kl, _ = collapsed_kl(logit, alpha, beta, slope=False)
+        kl, _ = collapsed_kl(logit, alpha, beta, grad=False)
         assert kl is not None
         return kl
 
@@ -307,9 +307,9 @@ class _CollapsedKL(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
         (logit,) = ctx.saved_tensors
-        _, slope = collapsed_kl(logit, ctx.alpha, ctx.beta, value=False)
-        assert slope is not None
-        return (slope * gradients[0]).to(logit.dtype), None, None
+        _, grad = collapsed_kl(logit, ctx.alpha, ctx.beta, value=False)
+        assert grad is not None
+        return (grad * gradients[0]).to(logit.dtype), None, None
 
 
 def beta_bernoulli_kl(logit: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
@@ -330,9 +330,9 @@ def beta_bernoulli_kl_gradient(logit: Tensor, alpha: float = 1.0, beta: float = 
     >>> beta_bernoulli_kl_gradient(torch.tensor([-30.0, 0.0, 1.0]))
     tensor([-2.7137e-12,  0.0000e+00,  1.1051e-01])
     """
-    _, slope = collapsed_kl(logit, float(alpha), float(beta), value=False)
-    assert slope is not None
-    return slope
+    _, grad = collapsed_kl(logit, float(alpha), float(beta), value=False)
+    assert grad is not None
+    return grad
 
 
 # ---------------------------------------------------------------- the divergence from the exact prior
@@ -407,9 +407,9 @@ def shared_kl(
 def learned_kl(
     logit: Tensor, posterior_alpha: Tensor, posterior_beta: Tensor, alpha: float, beta: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Eq. (20) + Eq. (21) with a free hyper-posterior, and its slopes by logit, alpha~ and beta~.
+    """Eq. (20) + Eq. (21) with a free hyper-posterior, and its gradients by logit, alpha~ and beta~.
 
-    The slopes vanish together at `optimal_hyper_posterior`: (alpha~ - alpha - pi~) and
+    The gradients vanish together at `optimal_hyper_posterior`: (alpha~ - alpha - pi~) and
     (beta~ - beta - 1 + pi~) are their only factors besides trigammas.
     """
     softplus = torch.nn.functional.softplus

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dropconnectpp.errors import ArgumentError, NonFiniteError, ShapeError, check_count, check_not_negative
 from dropconnectpp.estimators import Estimator
 from dropconnectpp.inference.batchnorm import frozen_statistics
+from dropconnectpp.inference.buffers import Weight, WideBuffers
 from dropconnectpp.inference.score_gradient import RewardedPasses, initial_moments, score_layer
 from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
@@ -68,19 +69,6 @@ class _Step:
         return len(self.samples[0].arms)
 
 
-class _Moments(nn.Module):
-    """Running moments; they stay at least float32, since sums over a layer do not fit float16."""
-
-    def _apply(self, fn: Any, recurse: bool = True) -> _Moments:
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in self._buffers.items():
-            known = before[name]
-            if buffer is not None and known is not None and buffer.dtype.itemsize < 4:
-                self._buffers[name] = known.to(buffer.device)
-        return self
-
-
 _LAST = object()
 """Stands for a target that is the last of the inputs."""
 
@@ -124,12 +112,13 @@ class ELBO(nn.Module):
         self.log_likelihood = log_likelihood
         self.num_data = check_count("num_data", num_data)
         self.num_samples = check_count("num_samples", num_samples)
-        self.kl_weight = kl_weight
+        double = any(parameter.dtype == torch.float64 for parameter in model.parameters())
+        self._kl_weight = Weight(check_not_negative("kl_weight", kl_weight), torch.float64 if double else torch.float32)
         self.generator = generator
         self.check_finite = check_finite
         self._step: _Step | None = None
         self._seen: list[tuple[DropConnectPPLayer, Estimator]] = []  # to notice what has changed since the last step
-        self.moments = _Moments()
+        self.moments = WideBuffers()
         self._prepare(masked_layers(model))
 
     def _moments_by_layer(self) -> dict[str, dict[str, Tensor]]:
@@ -159,11 +148,11 @@ class ELBO(nn.Module):
 
     @property
     def kl_weight(self) -> float:
-        return self._kl_weight
+        return self._kl_weight.value
 
     @kl_weight.setter
     def kl_weight(self, value: float) -> None:
-        self._kl_weight = check_not_negative("kl_weight", value)
+        self._kl_weight.set(check_not_negative("kl_weight", value))
 
     # ------------------------------------------------------------------------------ the public way
 
@@ -294,9 +283,10 @@ class ELBO(nn.Module):
     def _finish(self, step: _Step, rewards: Tensor, mean: Tensor | None, output: Any, inputs: Any) -> ELBOTerms:
         loss = -rewards.mean()
         log_likelihood = -self.num_data * loss.detach()
-        scale = self.kl_weight / self.num_data
+        weight = self._kl_weight.tensor.to(loss.device) if torch.compiler.is_compiling() else self.kl_weight
+        scale = weight / self.num_data
         kl = [value.detach().to(loss.device) for _, value in step.pathwise_kl]
-        parts = [scale * weight * value.to(loss.device) for weight, value in step.pathwise_kl]
+        parts = [scale * own * value.to(loss.device) for own, value in step.pathwise_kl]
         passes = RewardedPasses(step.samples, rewards.detach(), mean)
         fresh: dict[str, Tensor] = {}
         done: set[Any] = set()

@@ -56,7 +56,7 @@ def score_layer(
     layer: DropConnectPPLayer,
     passes: RewardedPasses,
     moments: dict[str, Tensor],
-    kl_scale: float,
+    kl_scale: Tensor | float,
     generator: torch.Generator | None,
     done: set[Any],
 ) -> Scored:
@@ -104,7 +104,7 @@ class _Work:
     reward: Tensor  # (L, A) or (L, A, B)
     mean: Tensor | None  # () or (B,)
     moments: dict[str, Tensor]
-    kl_scale: float
+    kl_scale: Tensor | float
     generator: torch.Generator | None
     gradients: dict[str, Tensor] = field(default_factory=dict)
     losses: list[Tensor] = field(default_factory=list)

@@ -267,7 +267,7 @@ class MaskedLayer(Operation):
         assert variances[0] is not None
         mean = self.operate(input, means[0], means[1])
         variance = self.operate(input.square(), variances[0], variances[1])
-        # The margin keeps the slope of the root finite where every input is zero.
+        # The margin keeps the gradient of the root finite where every input is zero.
         return mean, torch.sqrt(variance.clamp_min(0.0) + 1e-12)
 
     def _average(self, input: Tensor, gates: AverageGates) -> Tensor:

@@ -53,7 +53,7 @@ def _launch(name: str, grid: tuple[int], arguments: tuple[Any, ...], **constants
     ``constants`` come last in a kernel, in this order.
     """
     device = arguments[0].device.index
-    if device != torch.cuda.current_device() and arguments[0].is_cuda:
+    if arguments[0].is_cuda and device != torch.cuda.current_device():
         with torch.cuda.device(device):
             return _launch(name, grid, arguments, **constants)
     key = (name, device, *constants.values(), *map(_kind, arguments))
@@ -195,15 +195,15 @@ def multiply(tensor: Tensor, mask: Tensor, out: Tensor) -> Tensor:
 def kl_numbers(prior: Prior) -> tuple[str, tuple[float, ...]] | None:
     """Which form of the KL a kernel takes for a prior, and its coefficients; None where it has none."""
     if prior.uniform:
-        short = polynomials.VALUE_POLYNOMIAL[torch.float32], polynomials.SLOPE_POLYNOMIAL[torch.float32]
+        short = polynomials.VALUE_POLYNOMIAL[torch.float32], polynomials.GRADIENT_POLYNOMIAL[torch.float32]
         return "uniform", (*short[0], *short[1])
     parts = prior.parts(torch.float32)
     if parts is None:
         return None
     if prior.hyper == "marginal":
-        (even, odd), (level, _) = parts.value, parts.slope
+        (even, odd), (level, _) = parts.value, parts.gradient
         return "marginal", (even[-1] + odd[-1], even[-1] - odd[-1], level[-1])
-    return "any", (*parts.value[0], *parts.value[1], *parts.slope[0], *parts.slope[1])
+    return "any", (*parts.value[0], *parts.value[1], *parts.gradient[0], *parts.gradient[1])
 
 
 def posterior(

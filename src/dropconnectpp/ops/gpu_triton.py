@@ -21,11 +21,11 @@ def tanh_of_half(size, decay, large):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def uniform_slope(logit, small, large, t, s5, s4, s3, s2, s1, s0):  # type: ignore[no-untyped-def]
-    """dKL/dlogit for alpha = beta = 1 at the best q(pi), t = tanh(|logit| / 2); s is `polynomials.SLOPE_POLYNOMIAL`."""
+def uniform_gradient(logit, small, large, t, s5, s4, s3, s2, s1, s0):  # type: ignore[no-untyped-def]
+    """dKL/dlogit for alpha = beta = 1 at the best q(pi), t = tanh(|logit| / 2), by `GRADIENT_POLYNOMIAL`."""
     s = t * t
-    slope = tl.abs(logit) - t * (((((s5 * s + s4) * s + s3) * s + s2) * s + s1) * s + s0)
-    return tl.where(logit < 0, -slope, slope) * small * large
+    grad = tl.abs(logit) - t * (((((s5 * s + s4) * s + s3) * s + s2) * s + s1) * s + s0)
+    return tl.where(logit < 0, -grad, grad) * small * large
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def prior_term(logit, t, even, odd):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def prior_slope(logit, small, large, t, even, odd):  # type: ignore[no-untyped-def]
+def prior_gradient(logit, small, large, t, even, odd):  # type: ignore[no-untyped-def]
     """dKL/dlogit for any prior at the best q(pi), t = tanh(|logit| / 2), by `polynomials.prior_polynomial`."""
     return (logit - prior_term(logit, t, even, odd)) * small * large
 
@@ -203,8 +203,8 @@ def gated_backward_kernel(  # type: ignore[no-untyped-def]
     if LOGIT:
         weight = tl.load(weight_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
         decay = tl.exp(-tl.abs(logit))
-        slope = decay / ((1.0 + decay) * (1.0 + decay))
-        tl.store(grad_logit_ptr + offsets, grad * weight * slope * kept, mask=inside)
+        spread = decay / ((1.0 + decay) * (1.0 + decay))
+        tl.store(grad_logit_ptr + offsets, grad * weight * spread * kept, mask=inside)
     if WEIGHT:
         tl.store(grad_weight_ptr + offsets, grad * gate, mask=inside)
 
@@ -230,16 +230,16 @@ def divergence(logit, numbers, KIND: tl.constexpr):  # type: ignore[no-untyped-d
         s = t * t
         value = (((numbers[0] * s + numbers[1]) * s + numbers[2]) * s + numbers[3]) * s + numbers[4]
         kl = 0.6931471805599453 + (1.0 - s) * value - entropy
-        slope = uniform_slope(
+        grad = uniform_gradient(
             logit, small, large, t, numbers[5], numbers[6], numbers[7], numbers[8], numbers[9], numbers[10]
         )
     elif KIND == "marginal":
         kl = pi * numbers[0] + tl.where(logit < 0, large, small) * numbers[1] - entropy
-        slope = (logit - numbers[2]) * small * large
+        grad = (logit - numbers[2]) * small * large
     else:
         kl = prior_term(logit, t, numbers[0:6], numbers[6:12]) - entropy
-        slope = prior_slope(logit, small, large, t, numbers[12:18], numbers[18:24])
-    return kl, slope, pi
+        grad = prior_gradient(logit, small, large, t, numbers[12:18], numbers[18:24])
+    return kl, grad, pi
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -159,7 +159,7 @@ def _known_chunk(prior: Prior, logit: Tensor, kept: Tensor | None, wanted: bool)
     if prior.hyper == "marginal":
         gradient = functional.marginal_kl_gradient(logit, prior.alpha, prior.beta) if wanted else None
         return functional.marginal_kl(logit, prior.alpha, prior.beta), gradient
-    kl, gradient = functional.collapsed_kl(logit, prior.alpha, prior.beta, slope=wanted)
+    kl, gradient = functional.collapsed_kl(logit, prior.alpha, prior.beta, grad=wanted)
     assert kl is not None
     return kl, gradient
 
@@ -323,7 +323,7 @@ def scored(
     synapses: Synapses,
     draws: Sequence[Draw],
     coefficients: Tensor,
-    kl_scale: float,
+    kl_scale: Tensor | float,
     paired: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """kl_scale * KL with the estimator's gradient behind it, the KL, and each sample's squared scores (L,)."""
@@ -331,7 +331,7 @@ def scored(
     seeds = torch.stack([draw.seed_on(logit.device) for draw in draws])
     if torch.compiler.is_compiling():
         return _registered(posterior, kl_scale, seeds, coefficients, synapses.stream, paired)
-    drawn = DrawnScores(posterior.prior, posterior.kept, synapses.stream, kl_scale, paired)
+    drawn = DrawnScores(posterior.prior, posterior.kept, synapses.stream, float(kl_scale), paired)
     found: tuple[Tensor, Tensor, Tensor] = _Scored.apply(logit, coefficients, seeds, drawn)  # type: ignore[no-untyped-call]
     return found
 
@@ -345,14 +345,14 @@ def traceable(posterior: GatePosterior) -> bool:
 
 def _registered(
     posterior: GatePosterior,
-    kl_scale: float,
+    kl_scale: Tensor | float,
     seeds: Tensor,
     coefficients: Tensor,
     stream: int = 0,
     paired: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     logit, prior = posterior.gate, posterior.prior
-    scale = logit.new_full((), kl_scale)
+    scale = kl_scale.to(logit) if isinstance(kl_scale, Tensor) else logit.new_full((), kl_scale)
     loss, kl, squared = registered.posterior(
         logit,
         posterior.kept,

@@ -17,14 +17,14 @@ from dropconnectpp import _polynomials as polynomials
 from dropconnectpp.ops.noise import CHUNK, chunks
 from dropconnectpp.ops.prior import Prior
 
-# As in `functional`, but in float32 no longer than its rounding asks for: errors of 4e-8 (value), 2e-8 (slope).
+# As in `functional`, but in float32 no longer than its rounding asks for: errors of 4e-8 (value), 2e-8 (gradient).
 _VALUE = {
     torch.float32: polynomials.economise(polynomials.VALUE_SERIES, 3),
     torch.float64: polynomials.VALUE_POLYNOMIAL[torch.float64],
 }
-_SLOPE = {
-    torch.float32: polynomials.economise(polynomials.SLOPE_SERIES, 4),
-    torch.float64: polynomials.SLOPE_POLYNOMIAL[torch.float64],
+_GRADIENT = {
+    torch.float32: polynomials.economise(polynomials.GRADIENT_SERIES, 4),
+    torch.float64: polynomials.GRADIENT_POLYNOMIAL[torch.float64],
 }
 
 _FACTORS = 64
@@ -55,7 +55,7 @@ class _Room:
     """One chunk's buffers: pi~, what becomes pi~ (1 - pi~), and three to work in."""
 
     p: Tensor
-    slope: Tensor
+    spread: Tensor
     t: Tensor
     s: Tensor
     s2: Tensor
@@ -71,7 +71,7 @@ class _Buffers:
         """p = pi~ and q = 1 - pi~, each to its own full precision, and the rest of the room."""
         room = _Room(*self.memory[:, : logit.numel()])
         torch.sigmoid(logit, out=room.p)
-        torch.neg(logit, out=room.slope).sigmoid_()
+        torch.neg(logit, out=room.spread).sigmoid_()
         return room
 
 
@@ -90,7 +90,7 @@ def posterior_pass(
         grad = None if flat_result is None else flat_result[part]
         kl += _kl_chunk(x, room, terms.prior, grad)
         if grad is not None:
-            grad.mul_(room.slope).mul_(terms.kl_scale)
+            grad.mul_(room.spread).mul_(terms.kl_scale)
         data.add(part, room, grad, squared)
     if terms.prior.uniform:
         kl += logit.numel() * math.log(2.0)
@@ -116,9 +116,9 @@ def pruned_pass(
 def _kl_chunk(logit: Tensor, room: _Room, prior: Prior, grad: Tensor | None) -> Tensor:
     """The KL of a chunk, less log 2 a synapse under the uniform prior.
 
-    ``grad`` becomes dKL / dlogit over pi~ (1 - pi~), which is left in `_Room.slope`.
+    ``grad`` becomes dKL / dlogit over pi~ (1 - pi~), which is left in `_Room.spread`.
     """
-    p, q, t, s, s2 = room.p, room.slope, room.t, room.s, room.s2
+    p, q, t, s, s2 = room.p, room.spread, room.t, room.s, room.s2
     kl = _negative_entropy(logit, p, q, t, s)
     parts = None if prior.uniform else prior.parts(logit.dtype)
     if prior.hyper == "marginal":
@@ -135,12 +135,12 @@ def _kl_chunk(logit: Tensor, room: _Room, prior: Prior, grad: Tensor | None) -> 
     if parts is not None:
         kl += _polynomial(_powers(parts.value), t, s, s2).sum()
         if grad is not None:
-            torch.sub(logit, _polynomial(_powers(parts.slope), t, s, grad), out=grad)
+            torch.sub(logit, _polynomial(_powers(parts.gradient), t, s, grad), out=grad)
         return kl
     torch.mul(s, s, out=s2)
     kl += 4.0 * torch.dot(_polynomial(_VALUE[logit.dtype], s, s2, t if grad is None else grad), q)
     if grad is not None:
-        _polynomial(_SLOPE[logit.dtype], s, s2, grad)
+        _polynomial(_GRADIENT[logit.dtype], s, s2, grad)
         torch.addcmul(logit, t, grad, value=-1.0, out=grad)
     return kl
 

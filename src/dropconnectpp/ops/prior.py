@@ -23,11 +23,11 @@ SHARINGS: tuple[Sharing, ...] = get_args(Sharing)
 class Parts(NamedTuple):
     """The KL beside the entropy as polynomials in t = 2 pi~ - 1: each even(t^2) + t odd(t^2), highest power first.
 
-    KL = value(t) - H(pi~); d KL / d logit = pi~ (1 - pi~) (logit - slope(t)).
+    KL = value(t) - H(pi~); d KL / d logit = pi~ (1 - pi~) (logit - gradient(t)).
     """
 
     value: tuple[tuple[float, ...], tuple[float, ...]]
-    slope: tuple[tuple[float, ...], tuple[float, ...]]
+    gradient: tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def _parts(alpha: float, beta: float, hyper: Hyper, dtype: torch.dtype) -> Parts
         return _marginal_parts(alpha, beta)
     if dtype != torch.float32:
         return None
-    value, slope = polynomials.prior_value_polynomial(alpha, beta), polynomials.prior_polynomial(alpha, beta)
-    return None if value is None or slope is None else Parts(value, slope)
+    value, gradient = polynomials.prior_value_polynomial(alpha, beta), polynomials.prior_polynomial(alpha, beta)
+    return None if value is None or gradient is None else Parts(value, gradient)
 
 
 def _marginal_parts(alpha: float, beta: float) -> Parts:

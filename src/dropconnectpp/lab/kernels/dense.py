@@ -88,7 +88,7 @@ def _score_pass_by_kernel(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_s
         partial,
         count,
         programs,
-        polynomials.SLOPE_POLYNOMIAL[torch.float32],
+        polynomials.GRADIENT_POLYNOMIAL[torch.float32],
         BLOCK=BLOCK,
     )
     return gradient, partial.sum(1)

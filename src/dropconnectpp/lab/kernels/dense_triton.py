@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from dropconnectpp.lab.kernels.gates_triton import unit_interval
-from dropconnectpp.ops.gpu_triton import tanh_of_half, uniform_slope
+from dropconnectpp.ops.gpu_triton import tanh_of_half, uniform_gradient
 
 
 # Without annotations: the compiler takes every one for a name that the kernel uses.
@@ -52,7 +52,7 @@ def score_kernel(  # type: ignore[no-untyped-def]
     polynomial,
     BLOCK: tl.constexpr,
 ):
-    """kl_scale dKL/dlogit - c (z - pi~), and a partial sum of (z - pi~)^2, by `polynomials.SLOPE_POLYNOMIAL`."""
+    """kl_scale dKL/dlogit - c (z - pi~), and a partial sum of (z - pi~)^2, by `polynomials.GRADIENT_POLYNOMIAL`."""
     program, row = tl.program_id(0), tl.program_id(1)
     places = program * BLOCK + tl.arange(0, BLOCK)
     inside = places < count
@@ -63,7 +63,7 @@ def score_kernel(  # type: ignore[no-untyped-def]
     large = 1.0 / (1.0 + decay)
     small = decay * large
     t = tanh_of_half(size, decay, large)
-    gradient = tl.load(kl_scale_ptr + row) * uniform_slope(logit, small, large, t, *polynomial)
+    gradient = tl.load(kl_scale_ptr + row) * uniform_gradient(logit, small, large, t, *polynomial)
     score = tl.load(mask_ptr + offsets, mask=inside, other=0).to(tl.float32) - tl.where(logit < 0, small, large)
     gradient -= tl.load(coefficient_ptr + row) * score
     tl.store(gradient_ptr + offsets, gradient, mask=inside)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from dropconnectpp.ops.gpu_triton import prior_slope, tanh_of_half, uniform_slope
+from dropconnectpp.ops.gpu_triton import prior_gradient, tanh_of_half, uniform_gradient
 
 
 # Without annotations: the compiler takes every one for a name that the kernel uses.
@@ -163,9 +163,9 @@ def gate_step(  # type: ignore[no-untyped-def]
     else:
         t = tanh_of_half(tl.abs(logit), decay, large)
         if TERMS.skewed:
-            grad_kl = prior_slope(logit, small, large, t, gate.even, gate.odd)
+            grad_kl = prior_gradient(logit, small, large, t, gate.even, gate.odd)
         else:
-            grad_kl = uniform_slope(logit, small, large, t, *gate.odd)
+            grad_kl = uniform_gradient(logit, small, large, t, *gate.odd)
     if GATE == 3:
         likelihood *= small * large
     if TERMS.slab:

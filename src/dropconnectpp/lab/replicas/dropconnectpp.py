@@ -272,7 +272,7 @@ class DropConnectPP(DropConnect):
         for name in SYNAPSES:
             logit = self.logit(name)
             if self.method.hyper == "optimal":
-                kl, _ = functional.collapsed_kl(logit, self.method.alpha, self.method.beta, slope=False)
+                kl, _ = functional.collapsed_kl(logit, self.method.alpha, self.method.beta, grad=False)
                 assert kl is not None
             else:
                 alpha, beta = (functional.positive(self.parameters[f"{name}_{key}"]) for key in ("alpha", "beta"))
