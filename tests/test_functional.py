@@ -166,7 +166,7 @@ def test_the_polynomial_of_a_prior_gives_the_slope(alpha, beta):
 
 
 def test_a_prior_with_a_pole_near_has_no_polynomial():
-    assert polynomials.prior_polynomial(1.0, 1.0)[1] == polynomials.SLOPE_POLYNOMIAL[torch.float32]
+    assert polynomials.prior_polynomial(1.0, 1.0)[1] == polynomials.GRADIENT_POLYNOMIAL[torch.float32]
     for prior in ((0.3, 1.0), (1.0, 0.3), (0.1, 0.1)):
         assert polynomials.prior_polynomial(*prior) is None
 
@@ -253,7 +253,7 @@ def test_collapsed_kl_computes_only_what_is_asked_for():
     logit = torch.tensor([0.3])
     for prior in [(1.0, 1.0), (2.0, 0.7)]:
         value, slope = functional.collapsed_kl(logit, *prior)
-        assert functional.collapsed_kl(logit, *prior, slope=False) == (value, None)
+        assert functional.collapsed_kl(logit, *prior, grad=False) == (value, None)
         assert functional.collapsed_kl(logit, *prior, value=False) == (None, slope)
         assert functional.beta_bernoulli_kl_gradient(logit, *prior) == slope
 

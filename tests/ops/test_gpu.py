@@ -1,164 +1,134 @@
-"""The Triton kernel: interpreted on the CPU everywhere, and on a GPU against the CPU in float64."""
+"""The GPU kernels: interpreted and compiled for a card on the CPU, and run on a GPU where there is one."""
 
 from __future__ import annotations
 
 import copy
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from gate_cases import compare_gates
-from torch import Tensor
+from gate_cases import compare_gating, compare_noise, compare_posterior
 
 import dropconnectpp as dcpp
-from dropconnectpp import functional
-from dropconnectpp.ops import gpu as kernels
-from dropconnectpp.ops import posterior
+from dropconnectpp.ops import gpu, posterior
+from dropconnectpp.ops.prior import Prior
 
-# The kernel is launched by hand: `kernels.posterior_pass` would do the same on CUDA tensors alone. The
-# gradient lies inside a larger poisoned buffer, so that a write outside its range shows too.
 INTERPRETED = """
 import torch
-from dropconnectpp import functional
-from dropconnectpp.ops import gpu as kernels
-from dropconnectpp.ops import gpu_triton as _triton
+from dropconnectpp.ops import gpu
+from gate_cases import compare_gating, compare_noise, compare_posterior
 
-POISON = 12345.0
 torch.manual_seed(0)
+cpu = torch.device("cpu")
+gpu.WORDS, gpu.WIDE_WORDS = 16, 32
+for count in (1, 64, 65):
+    compare_noise(count, cpu)
+    compare_gating(count, cpu, torch.float16)
+for count in (1, 129):
+    compare_posterior(count, cpu)
+print("all well")
+"""
 
-def check(count, block, scored, gradient, prior):
-    logit = 4 * torch.randn(count)
-    logit[0] = 0.0
-    logit[count // 2] = -30.0
-    mask = torch.rand(count) < 0.5
-    coefficient, kl_scale = torch.tensor([-0.7]), torch.tensor(0.3)
-    programs = -(-count // block)
-    partial = torch.full((2, programs), POISON)
-    room = torch.full((count + 2 * block,), POISON)
-    kernel, polynomial = kernels._kernel_for(*prior)
-    assert kernel is (_triton.posterior_kernel if prior == (1.0, 1.0) else _triton.prior_kernel)
-    kernel[(programs,)](
-        logit, mask.view(torch.uint8), coefficient, kl_scale, room[block:], partial, count, programs,
-        *polynomial, SCALE_IS_POINTER=True, SCORED=scored, GRADIENT=gradient, BLOCK=block,
-    )
-    kl, slope = functional.collapsed_kl(logit.double(), *prior)
-    score = functional.bernoulli_score(mask, logit.double())
-    what = f"{count} elements in blocks of {block}, scored={scored}, gradient={gradient}, prior={prior}"
-    sums = partial.double().sum(1)
-    assert torch.isclose(sums[0], kl.sum(), rtol=2e-6), what
-    expected = 0.3 * slope - (-0.7 * score if scored else 0.0)
-    squared = score.square().sum() if scored and gradient else torch.zeros((), dtype=torch.float64)
-    assert torch.isclose(sums[1], squared, rtol=2e-6), what
-    written = room[block : block + count]
-    outside = torch.cat([room[:block], room[block + count :]])
-    assert bool((outside == POISON).all()), f"wrote outside the gradient: {what}"
-    if gradient:
-        error = (written.double() - expected).abs().max()
-        assert error < 3e-7, f"{what}: {error}"
-    else:
-        assert bool((written == POISON).all()), f"wrote a gradient nobody asked for: {what}"
 
-for count, block in [(1, 16), (15, 16), (16, 16), (17, 16), (1000, 128), (1024, 1024), (1025, 1024), (3001, 1024)]:
-    for scored in (False, True):
-        for gradient in (False, True):
-            for prior in [(1.0, 1.0), (10.0, 90.0), (2.0, 0.7), (3.0, 3.0)]:
-                check(count, block, scored, gradient, prior)
+COMPILED = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from dropconnectpp.ops import gpu_triton
 
-from gate_cases import compare_gates
-for count in (1, 1023, 1024, 1025):
-    compare_gates(torch.device("cpu"), count)
+POINTERS = {"seed_ptr": "*i64", "seeds_ptr": "*i64", "kept_ptr": "*u8", "mask_ptr": "*u8"}
+BLOCK = {"WORDS": 256}
+SWITCHES = {"SCALAR": False, "KEPT": True, "MIRRORED": True, **BLOCK}
+
+def build(name, constants, **types):
+    kernel = getattr(gpu_triton, name)
+    signature = {}
+    for argument in kernel.arg_names:
+        usual = POINTERS.get(argument, "*fp32" if argument.endswith("_ptr") else "i32")
+        signature[argument] = "constexpr" if argument in constants else types.get(argument, usual)
+    places = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
+    triton.compile(ASTSource(kernel, signature, places), target=GPUTarget("cuda", 90, 32))
+    built.add(name)
+
+built = set()
+build("uniform_kernel", BLOCK)
+build("normal_kernel", BLOCK)
+build("masking_kernel", BLOCK)
+build("binary_kernel", {"SCALAR": True, "MIRRORED": False, **BLOCK}, out_ptr="*u8")
+build("gated_kernel", SWITCHES, out_ptr="*bf16")
+build("gated_backward_kernel", {"WEIGHT": True, "LOGIT": True, **SWITCHES}, grad_ptr="*bf16")
+for kind, count in (("uniform", 11), ("marginal", 3), ("any", 24)):
+    numbers = ("fp32",) * count
+    build("posterior_kernel", {"KIND": kind, "KEPT": True, "SAMPLES": 2, **BLOCK}, numbers=numbers)
+    switches = {"SCALE_IS_POINTER": False, "KEPT": True, "INCOMING": True, "SAMPLES": 2, "PAIRED": True}
+    build("posterior_backward_kernel", {"KIND": kind, **switches, **BLOCK}, numbers=numbers, kl_scale="fp32")
+there = {name for name in vars(gpu_triton) if name.endswith("_kernel")}
+assert built == there, built ^ there
 print("all well")
 """
 
 
 @pytest.mark.triton
-def test_the_interpreted_kernel_is_its_definition(run_interpreted: Callable[..., None]) -> None:
+def test_every_kernel_compiles_for_hopper(run_compiled: Callable[..., str]) -> None:
+    assert run_compiled(COMPILED).strip() == "all well"
+
+
+@pytest.mark.triton
+def test_the_interpreted_kernels_are_their_definitions(run_interpreted: Callable[..., None]) -> None:
     run_interpreted(INTERPRETED)
 
 
-def test_the_cpu_never_takes_the_kernel() -> None:
-    layer = dcpp.DropConnectPPLinear(3, 2)
-    assert not kernels.covers(layer, layer.weight_logit.detach(), None, (), (), None)
-
-
-# ----------------------------------------------------------------------------------------- on a GPU
-
-
-def _reference(
-    logit: Tensor, mask: Tensor | None, coefficient: float, kl_scale: float, prior: tuple[float, float] = (1.0, 1.0)
-) -> tuple[Tensor, ...]:
-    """KL sum, sum of squared scores and gradient, by their definition, on the CPU in float64."""
-    wide = logit.cpu().double()
-    kl, slope = functional.collapsed_kl(wide, *prior)
-    assert kl is not None
-    assert slope is not None
-    if mask is None:
-        return kl.sum(), torch.zeros((), dtype=torch.float64), kl_scale * slope
-    score = functional.bernoulli_score(mask.cpu(), wide)
-    return kl.sum(), score.square().sum(), kl_scale * slope - coefficient * score
+def test_the_cpu_never_takes_a_kernel() -> None:
+    assert not gpu.supported(torch.ones(3))
 
 
 @pytest.mark.gpu
-@pytest.mark.triton
-@pytest.mark.parametrize("prior", [(1.0, 1.0), (10.0, 90.0), (2.0, 0.7)])
-@pytest.mark.parametrize("scored", [False, True])
 @pytest.mark.parametrize("count", [1, 1000, 2**20 + 3])
-def test_the_kernel_agrees_with_float64(count: int, scored: bool, prior: tuple[float, float]) -> None:
-    logit = 4 * torch.randn(count, device="cuda")
-    mask = torch.rand(count, device="cuda") < 0.5 if scored else None
-    coefficients = torch.tensor([-0.7], device="cuda") if scored else None
-    expected = _reference(logit, mask, -0.7, 0.3, prior)
-    runs = [kernels.posterior_pass(logit, mask, coefficients, 0.3, True, prior) for _ in range(3)]
-    for kl, squared, gradient in runs:
-        assert gradient is not None
-        torch.testing.assert_close(kl.cpu().double(), expected[0], rtol=2e-6, atol=1e-6)
-        torch.testing.assert_close(squared.cpu().double(), expected[1], rtol=2e-6, atol=1e-6)
-        torch.testing.assert_close(gradient.cpu().double(), expected[2], rtol=0.0, atol=3e-7)
-        assert torch.equal(gradient, runs[0][2]), "two runs of one launch disagree: a race"
-        assert torch.equal(kl, runs[0][0])
-        assert torch.equal(squared, runs[0][1])
+def test_the_kernels_are_their_definitions_on_a_gpu(count: int) -> None:
+    torch.manual_seed(count)
+    device = torch.device("cuda")
+    compare_noise(count, device)
+    compare_gating(count, device, torch.bfloat16)
+    compare_posterior(count, device)
 
 
 @pytest.mark.gpu
-@pytest.mark.triton
-def test_the_kernel_gives_no_gradient_unasked_and_takes_a_scale_on_the_device() -> None:
-    logit = torch.randn(1000, device="cuda")
-    assert kernels.posterior_pass(logit, None, None, 1.0, False)[2] is None
-    scale = torch.tensor(0.3, device="cuda")
-    gradient = kernels.posterior_pass(logit, None, None, scale, True)[2]
-    assert gradient is not None
-    torch.testing.assert_close(gradient.cpu().double(), _reference(logit, None, 0.0, 0.3)[2], rtol=0.0, atol=3e-7)
+def test_masks_come_as_often_as_their_probability() -> None:
+    logit = torch.linspace(-6.0, 6.0, 2**22, device="cuda")
+    seeds = torch.arange(16, device="cuda")
+    mean = sum(gpu.binary(logit, logit.shape, seed, 0, False).double().sum() for seed in seeds)
+    pi = torch.sigmoid(logit.double())
+    z = (mean - 16 * pi.sum()) / (16 * (pi * (1 - pi)).sum()).sqrt()
+    assert abs(float(z)) < 5
 
 
 @pytest.mark.gpu
-@pytest.mark.triton
-@pytest.mark.parametrize("count", [1, 1000, 2**20 + 3])
-def test_the_gates_kernels_agree_with_their_definitions(count: int) -> None:
-    for _ in range(3):
-        compare_gates(torch.device("cuda"), count)
+def test_a_layer_takes_the_kernels_where_it_can() -> None:
+    def taken(**options: Any) -> bool:
+        layer = dcpp.DropConnectPPLinear(30, 20, device="cuda", **options)
+        return posterior.drawn_scores_supported(layer.posterior_of("weight"), ())
+
+    assert taken()
+    assert taken(hyper="optimal", alpha=10.0, beta=90.0)
+    assert not taken(dtype=torch.float64)
+    assert not taken(hyper="learned")
+    assert not taken(parameterisation="probability")
+    assert not taken(hyper="optimal", sharing="unit")
+    assert not taken(hyper="optimal", alpha=0.1, beta=1.0)
 
 
-@pytest.mark.gpu
-def test_a_layer_takes_the_kernel_where_it_can() -> None:
-    layer = dcpp.DropConnectPPLinear(30, 20, device="cuda")
-    wide = dcpp.DropConnectPPLinear(30, 20, device="cuda", dtype=torch.float64)
-    mask = torch.rand(20, 30, device="cuda") < 0.5
-    taken = importlib.util.find_spec("triton") is not None
-    assert kernels.covers(layer, layer.weight_logit.detach(), None, [mask], [], None) is taken
-    assert not kernels.covers(wide, wide.weight_logit.detach(), None, [mask], [], None)
-    assert not kernels.covers(layer, layer.weight_logit.detach(), mask, [mask], [], None)
-    for prior, known in (((10.0, 90.0), taken), ((0.1, 1.0), False)):
-        other = dcpp.DropConnectPPLinear(30, 20, alpha=prior[0], beta=prior[1], device="cuda")
-        assert kernels.covers(other, other.weight_logit.detach(), None, [mask], [], None) is known
-    coefficient = torch.tensor([0.2], device="cuda")
-    found = posterior.posterior_pass(layer, "weight", kl_scale=0.1, masks=[mask], coefficients=coefficient)
-    expected = _reference(layer.weight_logit.detach(), mask, 0.2, 0.1)
-    gradient = found.gradients["weight_logit"].cpu().double()
-    torch.testing.assert_close(gradient, expected[2], rtol=0.0, atol=3e-7)
-    torch.testing.assert_close(found.squared_score.cpu().double().sum(), expected[1], rtol=2e-6, atol=1e-6)
+def test_every_prior_says_whether_kernels_have_its_kl() -> None:
+    kinds = {prior: found and found[0] for prior in PRIORS for found in [gpu.kl_numbers(prior)]}
+    assert kinds == {PRIORS[0]: "marginal", PRIORS[1]: "uniform", PRIORS[2]: "any", PRIORS[3]: None}
 
+
+PRIORS = (
+    Prior(1.0, 99.0),
+    Prior(1.0, 1.0, "optimal"),
+    Prior(10.0, 90.0, "optimal"),
+    Prior(0.1, 1.0, "optimal"),
+)
 
 ESTIMATORS: list[tuple[Any, str, int]] = [
     (dcpp.estimators.BBVI(), "optimal", 1),

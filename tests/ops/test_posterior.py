@@ -276,7 +276,7 @@ def test_the_polynomials_of_a_prior_give_its_kl_and_gradient(prior: Prior, dtype
     value, slope = by_definition(prior, logit)
     entropy = -functional.negative_entropy(logit)
     torch.testing.assert_close(at(parts.value) - entropy, value, rtol=0, atol=1e-6)
-    torch.testing.assert_close(pi * (1 - pi) * (logit - at(parts.slope)), slope, rtol=0, atol=1e-6)
+    torch.testing.assert_close(pi * (1 - pi) * (logit - at(parts.gradient)), slope, rtol=0, atol=1e-6)
 
 
 def test_groups_are_rows_columns_or_all() -> None:

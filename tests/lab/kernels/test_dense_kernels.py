@@ -41,7 +41,7 @@ def scores(count, block):
     room, partial = torch.full((5, count), 77.0), torch.full((3, programs), 77.0)
     score_kernel[(programs, 3)](
         logit, mask.view(torch.uint8), coefficient, kl_scale, room[1:], partial, count, programs,
-        polynomials.SLOPE_POLYNOMIAL[torch.float32], BLOCK=block,
+        polynomials.GRADIENT_POLYNOMIAL[torch.float32], BLOCK=block,
     )
     gradient, squared = dense.score_pass(logit.double(), mask, coefficient.double(), kl_scale.double())
     assert torch.allclose(room[1:4].double(), gradient, rtol=1e-5, atol=1e-6), (count, block)

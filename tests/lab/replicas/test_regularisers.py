@@ -23,7 +23,7 @@ from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.replicas.dropconnectpp import DropConnectPP, estimator_of
 from dropconnectpp.lab.replicas.network import KINDS, log_likelihoods, same_segment
 from dropconnectpp.lab.replicas.regularisers import Regulariser
-from dropconnectpp.layers import sampling
+from dropconnectpp.ops.drawn import Draw
 
 SEED, STEP, NUM_DATA = 7, torch.tensor(11), 50
 REPLICAS = torch.tensor([3, 8])
@@ -323,7 +323,7 @@ def force(own: DropConnectPP, model: nn.Sequential, r: int, monkeypatch: pytest.
         monkeypatch.setattr(torch, "randn", lambda *shape, **options: noise.pop(0))
     if estimator == "concrete":
         queue = [uniforms(name, getattr(gated, name).shape, s, r) for s in range(samples) for name in NAMES]
-        monkeypatch.setattr(sampling.NoiseSource, "uniform", lambda source, like: queue.pop(0))
+        monkeypatch.setattr(Draw, "uniform", lambda *_: queue.pop(0))
     if estimator in ("local", "concrete"):
         return nullcontext()
     if estimator == "eq16":
