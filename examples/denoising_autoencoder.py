@@ -48,8 +48,8 @@ def main() -> None:
     before, after = (noisy - unseen).square().mean().sqrt(), (mean - unseen).square().mean().sqrt()
     print(f"\nUnseen digits: error per pixel {before:.3f} noisy, {after:.3f} reconstructed\n")
     for row in range(8):
-        pictures = [picture.view(8, 8)[row] for picture in (unseen[3], noisy[3], mean[3])]
-        print("    ".join("".join(" .:-=+*#%@"[min(int(v * 10), 9)] * 2 for v in part) for part in pictures))
+        images = [image.view(8, 8)[row] for image in (unseen[3], noisy[3], mean[3])]
+        print("    ".join("".join(" .:-=+*#%@"[min(int(v * 10), 9)] * 2 for v in part) for part in images))
     print(f"{'original':<20}{'noisy':<20}reconstructed\n")
     print(dcpp.posterior(model).summary())
 
