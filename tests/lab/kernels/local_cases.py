@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from guarded import poisoned
 from layer_cases import distance
 from torch import Tensor
 
@@ -82,22 +81,6 @@ class Case:
 
     def backward(self) -> Tensor:
         return local.gate_moments_backward_(self.x, self.grad_moments, self.weight, self.gate, self.update)
-
-
-@contextmanager
-def poisoned(place: Any = lambda value: value) -> Iterator[None]:
-    """Inside, what torch.empty gives is not a number, and lies where ``place`` puts it."""
-    plain = torch.empty
-
-    def empty(*size: Any, **options: Any) -> Tensor:
-        value: Tensor = plain(*size, **options)
-        return place(value.fill_(float("nan"))) if value.is_floating_point() else value
-
-    torch.empty = empty
-    try:
-        yield
-    finally:
-        torch.empty = plain
 
 
 def on_gpu(kind: str, shape: Shape) -> Case:
