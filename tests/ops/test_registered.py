@@ -16,7 +16,17 @@ from dropconnectpp.ops.drawn import Draw, Gating, Synapses, draw_gated, gated_pl
 SEED = torch.tensor(2**61 + 99)
 SEEDS = torch.tensor([2**61 + 99, 2**55 + 3])
 DTYPES = [torch.float32, torch.float64]
-NAMES = ["uniform", "examples", "normal", "binary", "gated", "gated_backward", "posterior", "posterior_backward"]
+NAMES = [
+    "held",
+    "uniform",
+    "examples",
+    "normal",
+    "binary",
+    "gated",
+    "gated_backward",
+    "posterior",
+    "posterior_backward",
+]
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it checks
 
@@ -49,6 +59,14 @@ def test_torch_accepts_the_noise(shape: list[int], double: bool) -> None:
     check("normal", shape, SEED, 3, double)
     if shape and shape[0]:
         check("examples", shape, SEED, 3, double, 2)
+
+
+def test_torch_accepts_a_copy() -> None:
+    check("held", torch.randn(2, 3))
+    value = torch.randn(3)
+    before = registered.held(value)
+    value.add_(1.0)
+    torch.testing.assert_close(before, value - 1.0)
 
 
 @pytest.mark.parametrize("mirrored", [False, True])

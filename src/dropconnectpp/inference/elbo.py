@@ -24,6 +24,7 @@ from dropconnectpp.layers.passes import MEAN, Gates, replay_in_backward, running
 from dropconnectpp.layers.sampling import Sample, draw_samples
 from dropconnectpp.likelihoods import LogLikelihood
 from dropconnectpp.ops.posterior import GatePosterior, divergence, group_pass, groupable, in_parts, kl_sum
+from dropconnectpp.ops.registered import held
 
 
 @dataclass
@@ -125,7 +126,7 @@ class ELBO(nn.Module):
         found: dict[str, dict[str, Tensor]] = {}
         for key, value in self.moments.named_buffers():
             prefix, slash, name = key.rpartition("/")
-            found.setdefault(prefix + slash, {})[name] = value
+            found.setdefault(prefix + slash, {})[name] = held(value) if torch.compiler.is_compiling() else value
         return found
 
     def _prepare(self, layers: dict[str, MaskedLayer]) -> None:

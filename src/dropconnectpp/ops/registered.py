@@ -22,6 +22,24 @@ def _operation(name: str) -> Any:
     return torch.library.custom_op(f"{LIBRARY}::{name}", mutates_args=())
 
 
+# ------------------------------------------------------------------------------------------ what changes
+
+
+@_operation("held")  # type: ignore[untyped-decorator]
+def held(tensor: Tensor) -> Tensor:
+    """A tensor as it is now, for a backward pass that comes after it was changed in place.
+
+    A compiled backward pass computes again what it can rather than keep it, and torch (2.13) does so from buffers
+    that the forward pass has updated meanwhile. It does not compute this operation again.
+    """
+    return tensor.clone()
+
+
+@held.register_fake  # type: ignore[untyped-decorator]
+def _(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor)
+
+
 # ------------------------------------------------------------------------------------------ random numbers
 
 
