@@ -355,7 +355,7 @@ def negative_entropy(logit: Tensor) -> Tensor:
 def marginal_kl(logit: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
     """KL[Bernoulli(pi~) || Bernoulli(alpha / (alpha + beta))] of each synapse, in nats: no hyper-posterior is needed.
 
-    It is never above `beta_bernoulli_kl`, which bounds it; the gap is 0.2416 nats at pi~ = 1/2 for alpha = beta = 1.
+    `beta_bernoulli_kl` is an upper bound of it; they differ by 0.2416 nats at pi~ = 1/2 for alpha = beta = 1.
 
     >>> marginal_kl(torch.zeros(()), 1.0, 1.0)
     tensor(0.)
