@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import matplotlib
 import pytest
 
+from dropconnectpp.lab.report.render import drawing
 from scripts import ROOT, call
 
 sys.path.insert(0, str(ROOT / "tools"))
-tool = importlib.import_module("rebuild_records")
+tool, record = (importlib.import_module(name) for name in ("rebuild_records", "record"))
 sys.path.pop(0)
 
 RECORDS = ROOT / "records"
 PLAN = tool.plan()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _read_and_drawn_once() -> Iterator[None]:
+    """Rows are read once for the tables of a folder, and figures drawn in the one form that the records keep."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record, "read", lru_cache(maxsize=4)(record.read))
+        patch.setattr(drawing, "METADATA", {"svg": drawing.METADATA["svg"]})
+        yield
 
 
 @pytest.mark.parametrize("command", PLAN.commands, ids=lambda command: f"{command.folder}/{command.files[0]}")
