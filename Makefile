@@ -46,7 +46,7 @@ demo: $(LAB) ## Table 1 in small: four methods on embedded images, tables and a 
 	$(BIN)/dcpp demo --out dcpp-demo
 
 test: $(DEV) ## run the tests and doctests with coverage; WORKERS=8 for eight processes
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term --cov-fail-under=95
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term --cov-fail-under=95
 
 # Uses the Python that is active: a GPU machine brings its own torch.
 test-gpu: ## run the tests that need a CUDA device, in the active Python; JOBS=12 for twelve processes
