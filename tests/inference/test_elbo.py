@@ -28,12 +28,17 @@ from elbo_cases import (
 )
 
 
-def kl_by_hand(model: nn.Module, alpha: float, beta: float) -> Tensor:
-    """E_q(pi)[KL[q(z) || p(z | pi)]] + KL[q(pi) || p(pi)] by torch.distributions and digammas."""
+def kl_by_hand(model: nn.Module, alpha: float, beta: float, hyper: str) -> Tensor:
+    """E_q(pi)[KL[q(z) || p(z | pi)]] + KL[q(pi) || p(pi)], or KL[q(z) || p(z)], by torch.distributions and digammas."""
     total = torch.zeros((), dtype=torch.float64)
     for key, logit in model.named_parameters():
         if key.endswith("_logit"):
             pi = torch.sigmoid(logit.detach())
+            if hyper == "marginal":
+                total += td.kl_divergence(
+                    td.Bernoulli(pi), td.Bernoulli(torch.tensor(alpha / (alpha + beta)).to(pi))
+                ).sum()
+                continue
             q = td.Beta(alpha + pi, beta + 1 - pi)
             together = torch.digamma(alpha + beta + 1 + torch.zeros_like(pi))
             log_on, log_off = torch.digamma(q.concentration1) - together, torch.digamma(q.concentration0) - together
@@ -45,17 +50,18 @@ def kl_by_hand(model: nn.Module, alpha: float, beta: float) -> Tensor:
 # ---------------------------------------------------------------------------------------- the terms
 
 
+@pytest.mark.parametrize("hyper", ["marginal", "optimal"])
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (2.0, 0.5)])
 @pytest.mark.parametrize("name", ["running", "mean-network", "straight-through", "disarm"])
-def test_terms_are_those_of_eq_15(name: str, alpha: float, beta: float) -> None:
-    model = make(name, alpha=alpha, beta=beta)
+def test_terms_are_those_of_eq_15(name: str, alpha: float, beta: float, hyper: str) -> None:
+    model = make(name, alpha=alpha, beta=beta, hyper=hyper)
     elbo = bound(model, num_data=50, kl_weight=0.3)
     masks = masks_of(model)
     with dcpp.forced_masks(model, masks):
         terms = elbo(X, target=Y)
     output = masked_output(model, masks, X)
     log_likelihood = 50 * td.Categorical(logits=output).log_prob(Y).mean()
-    kl = kl_by_hand(model, alpha, beta)
+    kl = kl_by_hand(model, alpha, beta, hyper)
     torch.testing.assert_close(terms.log_likelihood, log_likelihood.detach())
     torch.testing.assert_close(terms.kl, kl)
     torch.testing.assert_close(terms.elbo, log_likelihood.detach() - 0.3 * kl)
@@ -95,9 +101,12 @@ def test_the_likelihood_counts_n_over_b_times(mask: str) -> None:
 
 
 @each_estimator
-def test_kl_weight_scales_the_kl_and_its_gradient_and_may_change(name: str) -> None:
+@pytest.mark.parametrize("options", [{"hyper": "marginal", "beta": 3.0}, {"hyper": "optimal"}, {"hyper": "learned"}])
+def test_kl_weight_scales_the_kl_and_its_gradient_and_may_change(name: str, options: dict[str, Any]) -> None:
     found = {}
-    model = make(name)
+    if name.startswith("eq16"):
+        options = {"hyper": "learned"}
+    model = make(name, **options)
     elbo = bound(model, num_samples=samples_for(name))
     start = copy.deepcopy(elbo.state_dict())
     for weight in (0.0, 1.0, 3.0):
