@@ -1,7 +1,7 @@
 """Which gates each layer uses in a pass: values that live in a context, never on a module.
 
 Threads, asyncio tasks and nested contexts cannot meet: each has its own stack of assignments. torch.compile cannot
-trace a context variable, but it reads an attribute of a `threading.local`; so the stack is mirrored there.
+trace `ContextVar.get`, but it looks an attribute that is defined in C up anew at each call: the stack is one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +103,7 @@ class Use:
         """For one call of a model inside a context: that context's use."""
         self.generator = generator
         """The frame, by its id, of the generator that has the context open in its body."""
+        self.in_generator = generator is not None
         self.closed = False
 
     @property
@@ -110,13 +111,24 @@ class Use:
         return not self.closed and (self.owner is None or self.owner.open)
 
 
-class _Mirror(threading.local):
+_stack: ContextVar[tuple[Use, ...]] = ContextVar("dropconnectpp_passes", default=())
+
+
+class _Context:
+    """The context variable as an attribute, which is the object itself where the variable was never set."""
+
+    stack = property(_stack.get)
+
+
+class _Traced(threading.local):
+    """What compiled code began and has not ended: it cannot set a context variable."""
+
     def __init__(self) -> None:
         self.stack: tuple[Use, ...] = ()
 
 
-_stack: ContextVar[tuple[Use, ...]] = ContextVar("dropconnectpp_passes", default=())
-_mirror = _Mirror()
+_context: Any = _Context()
+_traced = _Traced()
 
 
 def uses() -> list[Use]:
@@ -126,22 +138,34 @@ def uses() -> list[Use]:
     leaves them to whoever called it; the caller's own, and those of a generator that is running, come before them.
     """
     found = _open()
-    if torch.compiler.is_compiling() or all(use.generator is None for use in found):
-        return found
+    if any(use.in_generator for use in found):
+        found = _ranked(found)
+    return found
+
+
+# A compiled graph ends here, and a full one cannot be: Python's frames alone say which generator is running.
+@torch.compiler.disable(reason="a generator holds a context of dropconnectpp open")  # type: ignore[untyped-decorator]
+def _ranked(found: list[Use]) -> list[Use]:
     depths = {id(frame): -place for place, frame in enumerate(_frames())}
     root = min(depths.values()) - 1
     return sorted(found, key=lambda use: root if use.generator is None else depths.get(use.generator, root - 1))
 
 
 def _open() -> list[Use]:
-    stack = _mirror.stack if torch.compiler.is_compiling() else _stack.get()
+    """The uses in the order in which they began, calls behind the contexts that own them."""
+    if not torch.compiler.is_compiling():
+        return [use for use in _stack.get() if use.open]
+    stack = [] if _context.stack is _context else list(_context.stack)
+    for use in _traced.stack:
+        stack = _with(stack, use)
     return [use for use in stack if use.open]
 
 
-def _set(stack: list[Use]) -> None:
-    if not torch.compiler.is_compiling():
-        _stack.set(tuple(stack))
-    _mirror.stack = tuple(stack)
+def _with(stack: list[Use], use: Use) -> list[Use]:
+    owner = use.owner
+    places = [place for place, other in enumerate(stack) if owner is not None and owner in (other, other.owner)]
+    place = places[-1] + 1 if places else len(stack)
+    return [*stack[:place], use, *stack[place:]]
 
 
 def _frames() -> Iterator[FrameType]:
@@ -163,21 +187,24 @@ def _generator() -> int | None:
 
 def begin(assignment: Assignment, owner: Use | None = None) -> Use:
     """Use the gates of an assignment until the use is ended; a call ranks as the context that owns it."""
+    use = Use(assignment, owner, None if owner is None else owner.generator)
+    if torch.compiler.is_compiling():
+        _traced.stack = (*_traced.stack, use)
+        return use
     stack = _open()
-    generator = None if owner is None else owner.generator
-    if owner is None and not torch.compiler.is_compiling() and any(other.generator is not None for other in stack):
-        generator = _generator()
-    use = Use(assignment, owner, generator)
-    places = [place for place, other in enumerate(stack) if owner is not None and owner in (other, other.owner)]
-    stack.insert(places[-1] + 1 if places else len(stack), use)
-    _set(stack)
+    if owner is None and any(other.in_generator for other in stack):
+        use = Use(assignment, None, _generator())
+    _stack.set(tuple(_with(stack, use)))
     return use
 
 
 def end(use: Use) -> None:
     """Stop using an assignment, wherever in the stack it is: contexts may close in any order."""
     use.closed = True
-    _set(_open())
+    if torch.compiler.is_compiling():
+        _traced.stack = tuple(other for other in _traced.stack if other is not use)
+    else:
+        _stack.set(tuple(_open()))
 
 
 @contextmanager
@@ -186,6 +213,7 @@ def running(assignment: Assignment, *, users: bool = False) -> Iterator[Use]:
     use = begin(assignment)
     if users and not torch.compiler.is_compiling():
         use.generator = _generator()
+        use.in_generator = use.generator is not None
     try:
         yield use
     finally:
