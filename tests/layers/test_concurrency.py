@@ -543,3 +543,106 @@ def test_two_bounds_sampled_at_once_keep_their_masks() -> None:
     again = dcpp.ELBO(model, dcpp.categorical, num_data=9, generator=seeded(2))(x, y)
     assert torch.equal(again.output, b)
     assert torch.equal(second.terms(b, y).loss, again.loss)
+
+
+# ---------------------------------------------------------------------------------------- compiled
+
+
+@pytest.fixture
+def compiled() -> Iterator[tuple[nn.Module, nn.Module]]:
+    """A small model in eval mode, and the same compiled into one graph."""
+    torch.compiler.reset()
+    torch.manual_seed(1)
+    model = nn.Sequential(dcpp.DropConnectPPLinear(6, 9, activation=nn.Tanh()), dcpp.DropConnectPPLinear(9, 3)).eval()
+    yield model, torch.compile(model, backend="eager", fullgraph=True)  # type: ignore[misc]
+    torch.compiler.reset()
+
+
+def given(model: nn.Module, seed: int) -> dict[str, Tensor]:
+    generator = seeded(seed)
+    return {
+        key: torch.rand(value.shape, generator=generator) < 0.5
+        for key, value in model.named_parameters()
+        if key.endswith(("weight", "bias"))
+    }
+
+
+def test_compiled_calls_in_interleaved_tasks_see_their_own_context(compiled: tuple[nn.Module, nn.Module]) -> None:
+    """One compiled call between two awaits, in tasks of one thread, some of them outside every context."""
+    model, fast = compiled
+    expected = []
+    for seed in range(5):
+        with dcpp.forced_masks(model, given(model, seed)):
+            expected.append(mean(model, 0))
+    plain = mean(model, 0)
+
+    async def inside(seed: int) -> list[Tensor]:
+        found = []
+        with dcpp.forced_masks(model, given(model, seed)):
+            for _ in range(3):
+                found.append(mean(fast, 0))
+                await asyncio.sleep(0)
+        return found
+
+    async def outside() -> list[Tensor]:
+        found = []
+        for _ in range(4):
+            found.append(mean(fast, 0))
+            await asyncio.sleep(0)
+        return found
+
+    async def together() -> list[list[Tensor]]:
+        return await asyncio.gather(outside(), *(inside(seed) for seed in range(5)), outside())
+
+    with leaving_no_trace(model):
+        first, *tasks, last = asyncio.run(together())
+    for found, alone in zip(tasks, expected, strict=True):
+        for one in found:
+            torch.testing.assert_close(one, alone)
+    for one in (*first, *last):
+        torch.testing.assert_close(one, plain)
+
+
+def test_compiled_calls_in_threads_see_their_own_context(compiled: tuple[nn.Module, nn.Module]) -> None:
+    model, fast = compiled
+    expected = []
+    for seed in range(THREADS):
+        with dcpp.forced_masks(model, given(model, seed)):
+            expected.append(mean(model, 0))
+            mean(fast, 0)
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        with dcpp.forced_masks(model, given(model, seed)):
+            for _ in range(30):
+                if not torch.allclose(mean(fast, 0), expected[seed], atol=1e-6):
+                    wrong.append(seed)
+
+    with leaving_no_trace(model):
+        in_threads([lambda seed=seed: work(seed) for seed in range(THREADS)])
+    assert wrong == []
+
+
+def test_compiled_calls_in_a_generators_context_are_right_or_refused(compiled: tuple[nn.Module, nn.Module]) -> None:
+    model, full = compiled
+    parts = torch.compile(model, backend="eager")
+    expected = []
+    for seed in range(2):
+        with dcpp.forced_masks(model, given(model, seed)):
+            expected.append(mean(model, 0))
+
+    def generate(seed: int, call: nn.Module) -> Iterator[Tensor]:
+        with dcpp.forced_masks(model, given(model, seed)):
+            while True:
+                yield mean(call, 0)
+
+    first, second = generate(0, parts), generate(1, parts)  # type: ignore[arg-type]
+    for _ in range(2):
+        torch.testing.assert_close(next(first), expected[0])
+        torch.testing.assert_close(next(second), expected[1])
+    first.close()  # type: ignore[attr-defined]
+    second.close()  # type: ignore[attr-defined]
+    torch.compiler.reset()  # what was compiled in parts would serve
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="a generator holds a context of dropconnectpp open"):
+        next(generate(0, full))
+    torch.testing.assert_close(mean(full, 0), mean(model, 0))
