@@ -1,6 +1,6 @@
 """When a network gets sparse: the price of a connection over a training, as plain numbers.
 
-`SparsityPlan` steps one of these for a model; a stack of networks steps one for each of them. Nothing here imports torch.
+`SparsityPlan` steps one of these for a model; a stack of networks steps one for each of them, without torch.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class SparsitySchedule:
         return min(1.0, step / warmup) if warmup else 1.0
 
     def logit_lr_at(self, step: int) -> float:
-        """Adam's step size for the logits at a step: full, then falling in a line as the weights' own does; 0 once fixed."""
+        """Adam's step size for the logits at a step: falling to 0 over the second half; 0 once fixed."""
         if self.fixed(step):
             return 0.0
         full = logit_step_size(self.steps) if self.logit_lr is None else self.logit_lr
