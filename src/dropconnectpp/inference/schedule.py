@@ -14,10 +14,10 @@ from dropconnectpp.errors import ArgumentError, check_count, check_positive
 Phase = Literal["rise", "learn", "fixed"]
 """The KL rises; connections are learned at its full weight; the support is fixed and the weights go on alone."""
 
-START_PRICE = 0.05
+START_PRICE = 0.02
 """Nats that a connection must earn where steering begins: few networks lose connections at less."""
-SETTLED = 0.65
-"""The share of the training after which the target is the share to keep, so that what is left settles."""
+GAIN = 20.0
+"""How fast the price follows: over a whole training, a share that is 1% off would move it by 20%."""
 MOST_PRICE_CHANGE = 1.0
 """The most by which the logarithm of the price changes between two readings."""
 
@@ -62,7 +62,8 @@ def _log_odds(alpha: float, beta: float) -> float:
             f"a connection has a price where beta is above alpha, got alpha={alpha!r} and beta={beta!r}: "
             "otherwise the prior would rather keep it. Use alpha=1, beta=99, as the preset 'sparse' does."
         )
-    return math.log(beta / alpha)
+    odds: float = math.log(beta / alpha)
+    return odds
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class SparsitySchedule:
     fix_at: float = 0.8
     """The share of the steps after which the support is fixed; at 1 it never is."""
     noise: float = 0.0
-    """DropConnect's rate on what is kept: the share dropped at random, before the support is fixed and after."""
+    """DropConnect's rate on what is kept: no pi~ is above 1 - noise, and on the fixed support each is just that."""
     logit_lr: float | None = None
     """Adam's step size for the logits; None: `logit_step_size` of the steps."""
     read_every: int | None = None
@@ -111,8 +112,8 @@ class SparsitySchedule:
                 f"fix_at must be above warmup, so that connections are learned at the full price: "
                 f"got fix_at={self.fix_at!r} and warmup={self.warmup!r}."
             )
-        if not 0.0 <= self.noise < 1.0:
-            raise ArgumentError(f"noise is the share dropped and must lie in [0, 1), got {self.noise!r}.")
+        if not 0.0 <= self.noise <= 0.5:
+            raise ArgumentError(f"noise is the share dropped and must lie in [0, 0.5], got {self.noise!r}.")
         if self.logit_lr is not None:
             check_positive("logit_lr", self.logit_lr)
         if self.read_every is not None:
@@ -126,7 +127,7 @@ class SparsitySchedule:
         return min(round(self.fix_at * self.steps), self.steps)
 
     def fixed(self, step: int) -> bool:
-        """Whether the support is fixed: it is {pi~ > 1/2} as it was before `fix_step`."""
+        """Whether the support is fixed: it is {pi~ > threshold} as it was then."""
         return self.fix_at < 1.0 and step >= self.fix_step
 
     def phase(self, step: int) -> Phase:
@@ -143,6 +144,16 @@ class SparsitySchedule:
         """
         warmup = self.warmup * self.steps
         return min(1.0, step / warmup) if warmup else 1.0
+
+    @property
+    def ceiling(self) -> float:
+        """The highest pi~ there is: 1 - noise."""
+        return 1.0 - self.noise
+
+    @property
+    def threshold(self) -> float:
+        """The support is where pi~ is above this: half of the ceiling, 1/2 without noise."""
+        return self.ceiling / 2
 
     def logit_lr_at(self, step: int) -> float:
         """Adam's step size for the logits at a step: falling to 0 over the second half; 0 once fixed."""
@@ -165,24 +176,25 @@ class SparsitySchedule:
         return step % every == 0 or step == self.fix_step
 
     def target_share(self, step: int) -> float:
-        """The share that steering by ``keep`` aims at after ``step`` steps; without ``keep``, 1."""
+        """The share that steering by ``keep`` aims at after ``step`` steps; without ``keep``, 1.
+
+        It falls until the support is fixed: what is lost hardly ever comes back, so the share is met from above.
+        """
         if self.keep is None:
             return 1.0
-        settled = SETTLED * self.fix_at / 0.8 * self.steps
-        rest = max(0.0, 1.0 - step / settled)
-        return self.keep ** (1.0 - rest**3)
+        rest = max(0.0, 1.0 - step / self.fix_step)
+        return math.exp(math.log(self.keep) * (1.0 - rest * rest))
 
     def steer(self, state: Steering, step: int, share_now: float) -> Steering:
         """The state after the share kept was read: with ``keep``, a price that leads towards the target."""
         if self.keep is None or self.fixed(step + 1):
             return state._replace(share=share_now, step=float(step))
-        ahead = self.target_share(step)
-        floor = 0.01 * self.keep
-        error = math.log(max(share_now, floor) / ahead)
-        trend = math.log(max(share_now, floor) / max(state.share, floor))
-        planned = math.log(ahead / self.target_share(int(state.step)))
-        passed = (step - state.step) / self.steps
-        change = 20.0 * passed * error + 1.0 * (trend - planned)
+        floor = 0.01 * self.keep  # of a share whose logarithm is taken
+        target, before = self.target_share(step), self.target_share(int(state.step))
+        share, last = max(share_now, floor), max(state.share, floor)
+        error = math.log(share / target)
+        trend = math.log(share / last) - math.log(target / before)
+        change = GAIN * (step - state.step) / self.steps * error + trend
         change = max(-MOST_PRICE_CHANGE, min(MOST_PRICE_CHANGE, change))
         return Steering(state.price * math.exp(change), share_now, float(step))
 
