@@ -14,7 +14,8 @@ import dropconnectpp as dcpp
 from dropconnectpp import presets
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.estimators import BBVI
-from dropconnectpp.lab.config.method import METHODS, PAPER_METHODS, PRESETS, Method, MethodName
+from dropconnectpp.lab.config.method import LIBRARY_PRESETS, METHODS, PAPER_METHODS, PRESETS, Method, MethodName
+from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
 
 
 def plain() -> nn.Sequential:
@@ -33,12 +34,23 @@ def test_the_papers_setting() -> None:
     }
 
 
-def test_the_laboratory_has_the_same_presets() -> None:
-    assert ["paper", *PRESETS] == list(dcpp.PRESETS)
+def test_a_connection_that_is_worth_nothing_is_off_and_starts_on() -> None:
+    layers = [m for m in dcpp.convert(plain(), preset="sparse") if isinstance(m, DropConnectPPLayer)]
+    assert len(layers) == 2
+    for layer in layers:
+        assert layer.alpha / (layer.alpha + layer.beta) <= 0.01
+        assert float(layer.keep_probability().detach().min()) == pytest.approx(0.9)
+        assert (layer.straight_through, layer.logit_step, layer.kl_weight) == (True, 1.0, 1.0)
+
+
+def test_the_laboratory_has_the_presets_that_were_measured_there() -> None:
+    assert list(LIBRARY_PRESETS) == list(PRESETS)
+    sparse = {"estimator": "straight-through", "hyper": "optimal", "alpha": 10.0, "beta": 90.0, "logit_step": 100.0}
+    assert PRESETS["sparse"] == Method(**sparse)  # what recorded rows call by this name
     assert Method(**dcpp.PRESETS["paper"]) == Method() == PAPER_METHODS["dropconnect++"]
     assert get_args(MethodName) == tuple(METHODS)
     for name, method in PRESETS.items():
-        options = dict(dcpp.PRESETS[name])
+        options = dict(dcpp.PRESETS[LIBRARY_PRESETS[name]])
         assert method == Method(**options)
         assert method.label == f"DropConnect++ ({name})"
 
@@ -55,7 +67,7 @@ def test_every_preset_converts_trains_and_says_what_it_is_for(name: str) -> None
     assert model[2].weight_logit.grad is not None
     source = Path(presets.__file__).read_text()
     assert re.search(rf'^- "{name}": .+\.$', source, flags=re.MULTILINE)
-    assert "Each was measured on" in source
+    assert "was measured on" in source
 
 
 @pytest.mark.parametrize(

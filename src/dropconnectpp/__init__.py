@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dropconnectpp.conversion import convert, plain_state_dict, to_dense
     from dropconnectpp.errors import DropConnectError
     from dropconnectpp.inference.elbo import ELBO, ELBOTerms, kl_divergence, named_kl, parameter_groups
+    from dropconnectpp.inference.plan import SparsityPlan
     from dropconnectpp.io import load, save, to_onnx
     from dropconnectpp.layers.public import (
         DropConnectConv1d,
@@ -47,6 +48,7 @@ __all__ = [
     "ELBOTerms",
     "Posterior",
     "Prediction",
+    "SparsityPlan",
     "bernoulli",
     "categorical",
     "convert",
@@ -71,6 +73,7 @@ __all__ = [
 _MODULES = {
     "conversion": ("convert", "plain_state_dict", "to_dense"),
     "inference.elbo": ("ELBO", "ELBOTerms", "kl_divergence", "named_kl", "parameter_groups"),
+    "inference.plan": ("SparsityPlan",),
     "errors": ("DropConnectError",),
     "estimators": (),
     "functional": (),

@@ -22,6 +22,15 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "sparse": MappingProxyType(
             {
                 "estimator": "straight-through",
+                "hyper": "marginal",
+                "alpha": 1.0,
+                "beta": 99.0,
+                "keep_probability": 0.9,
+            }
+        ),
+        "sparse-beta10": MappingProxyType(
+            {
+                "estimator": "straight-through",
                 "hyper": "optimal",
                 "alpha": 10.0,
                 "beta": 90.0,
@@ -45,10 +54,12 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """Options of DropConnect++ layers by the name of their set; read-only.
 
 - "paper": the paper's own setting, to repeat it.
-- "sparse": few connections, to prune by.
-- "per-example": noise for each example, to overfit less.
+- "sparse": few connections, with a `SparsityPlan`; how: docs/how-to/train-a-sparse-model.md.
+- "sparse-beta10": few connections, to prune by; `logit_step` needs `parameter_groups`.
+- "per-example": noise for each example, to overfit less; `logit_step` needs `parameter_groups`.
 
-Each was measured on CIFAR-10, Fashion-MNIST and SVHN with 50 networks: docs/results.md.
+Each but "sparse" was measured on CIFAR-10, Fashion-MNIST and SVHN with 50 networks, "sparse-beta10" as "sparse": its
+name then. docs/results.md has the figures.
 """
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dropconnectpp.errors import ArgumentError, NonFiniteError, ShapeError, check_count, check_not_negative
 from dropconnectpp.estimators import Estimator
+from dropconnectpp.inference import optimisers
 from dropconnectpp.inference.batchnorm import frozen_statistics
 from dropconnectpp.inference.buffers import Weight, WideBuffers
 from dropconnectpp.inference.score_gradient import RewardedPasses, initial_moments, score_layer
@@ -121,6 +122,7 @@ class ELBO(nn.Module):
         self._seen: list[tuple[DropConnectPPLayer, Estimator]] = []  # to notice what has changed since the last step
         self.moments = WideBuffers()
         self._prepare(masked_layers(model))
+        optimisers.check(self, model)
 
     def _moments_by_layer(self) -> dict[str, dict[str, Tensor]]:
         found: dict[str, dict[str, Tensor]] = {}

@@ -16,8 +16,12 @@ Phase = Literal["rise", "learn", "fixed"]
 
 START_PRICE = 0.02
 """Nats that a connection must earn where steering begins: few networks lose connections at less."""
-GAIN = 20.0
-"""How fast the price follows: over a whole training, a share that is 1% off would move it by 20%."""
+GAIN = 30.0
+"""How fast the price follows: over a whole training, a share that is 1% off would move it by 30%."""
+MET_AT = 0.95
+"""The share of the steps before the support is fixed after which the target is ``keep`` itself."""
+BRAKE = 0.98
+"""Logits stand still while the share kept is below this much of its target: what is lost hardly ever comes back."""
 MOST_PRICE_CHANGE = 1.0
 """The most by which the logarithm of the price changes between two readings."""
 
@@ -155,9 +159,12 @@ class SparsitySchedule:
         """The support is where pi~ is above this: half of the ceiling, 1/2 without noise."""
         return self.ceiling / 2
 
-    def logit_lr_at(self, step: int) -> float:
-        """Adam's step size for the logits at a step: falling to 0 over the second half; 0 once fixed."""
-        if self.fixed(step):
+    def logit_lr_at(self, step: int, state: Steering | None = None) -> float:
+        """Adam's step size for the logits at a step: falling to 0 over the second half; 0 once fixed.
+
+        With the state of steering, 0 too while fewer connections are left than are aimed at.
+        """
+        if self.fixed(step) or (state is not None and self.keep is not None and self._ahead(state, step)):
             return 0.0
         full = logit_step_size(self.steps) if self.logit_lr is None else self.logit_lr
         return full * min(1.0, 2.0 * (1.0 - step / self.steps))
@@ -176,14 +183,14 @@ class SparsitySchedule:
         return step % every == 0 or step == self.fix_step
 
     def target_share(self, step: int) -> float:
-        """The share that steering by ``keep`` aims at after ``step`` steps; without ``keep``, 1.
-
-        It falls until the support is fixed: what is lost hardly ever comes back, so the share is met from above.
-        """
+        """The share that steering by ``keep`` aims at after ``step`` steps; without ``keep``, 1."""
         if self.keep is None:
             return 1.0
-        rest = max(0.0, 1.0 - step / self.fix_step)
+        rest = max(0.0, 1.0 - step / (MET_AT * self.fix_step))
         return math.exp(math.log(self.keep) * (1.0 - rest * rest))
+
+    def _ahead(self, state: Steering, step: int) -> bool:
+        return state.share < BRAKE * self.target_share(step)
 
     def steer(self, state: Steering, step: int, share_now: float) -> Steering:
         """The state after the share kept was read: with ``keep``, a price that leads towards the target."""
