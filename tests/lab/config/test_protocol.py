@@ -101,9 +101,32 @@ def changed(settings: Any, path: tuple[str, ...]) -> Any:
     return replace(settings, **changes)
 
 
-@pytest.mark.parametrize("path", leaves(Protocol()), ids=".".join)
+LAYERED = Protocol(
+    method=Method(kind="none"),
+    architecture=Architecture(name="lenet-300-100"),
+    training=Training(step_size=0.001, optimiser="sgd", holdout=100),
+    normalisation=Normalisation(scope="given", mean=0.5),
+)
+OF_LAYERS = {
+    "name",
+    "layers",
+    "optimiser",
+    "schedule",
+    "momentum",
+    "holdout_kind",
+    "mean",
+    "standard_deviation",
+    "crop",
+}
+"""Settings that only a network given as layers has; `test_pruning` has `name`, `layers` and `pruning`."""
+
+
+PATHS = [path for path in leaves(Protocol()) if path[-1] not in ("name", "layers", "pruning")]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=".".join)
 def test_every_setting_is_part_of_the_digest(path):
-    usual = Protocol()
+    usual = LAYERED if path[-1] in OF_LAYERS else Protocol()
     other = changed(usual, path)
     assert other != usual
     assert other.digest != usual.digest
@@ -179,7 +202,7 @@ def test_settings_are_read_from_toml(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Normalisation(scope="pixel"), "scope must be one of image, channel, data-set, got 'pixel'."),
+        (lambda: Normalisation(scope="pixel"), "scope must be one of image, channel, data-set, given, got 'pixel'."),
         (lambda: Normalisation(window=4), "window must be odd and at least 3, got 4."),
         (lambda: Normalisation(window=1), "window must be odd and at least 3, got 1."),
         (lambda: Architecture(maps=(1, 2)), "pooled must say yes or no for each of 2 layers."),
@@ -270,9 +293,9 @@ def test_a_wrong_setting_is_named_with_its_rule_and_value(make, message):
 
 
 def test_only_method_and_step_size_may_differ_in_a_stack():
-    usual = Protocol(training=Training(step_size=0.01))
-    assert usual.stackable(usual)
-    for path in leaves(usual):
+    for path in PATHS:
+        usual = LAYERED if path[-1] in OF_LAYERS else Protocol(training=Training(step_size=0.01))
+        assert usual.stackable(usual)
         free = path[0] == "method" or path == ("training", "step_size")
         other = changed(usual, path)
         assert usual.stackable(other) == free, path

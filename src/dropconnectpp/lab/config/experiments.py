@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from dropconnectpp.lab.config.method import PAPER_METHODS, Hyper, Method, MethodName
+from dropconnectpp.lab.config.method import METHODS, PAPER_METHODS, Hyper, Method, MethodName
 from dropconnectpp.lab.config.protocol import Architecture, Evaluation, Protocol, paper
+from dropconnectpp.lab.config.pruning import PRUNING, Pruning
 from dropconnectpp.lab.config.selection import Selection
 from dropconnectpp.lab.config.settings import ProtocolError, from_dict
 
@@ -109,26 +110,45 @@ def _from_content(content: dict[str, Any]) -> Experiment:
     bases = [from_dict(Protocol, one, "protocol.") for one in _by_step_size(content.get("protocol", {}))]
     base = bases[0]
     given = [content.get("protocol", {}).get("method", {})]
-    chosen = [base.method]
+    chosen: list[Method | Pruning] = [base.method if base.pruning is None else base.pruning]
     if "methods" in content:
         methods = content["methods"]
         if not isinstance(methods, list) or not all(isinstance(one, dict) for one in methods):
             raise ProtocolError("methods must be tables, each under [[methods]].")
         if "method" in content.get("protocol", {}):
             raise ProtocolError("protocol.method is one method and [[methods]] are several: give one or the other.")
+        if "pruning" in content.get("protocol", {}):
+            raise ProtocolError("protocol.pruning is one method and [[methods]] are several: give one or the other.")
         given = [one for table in methods for one in _one_by_one(table)]
-        chosen = [from_dict(Method, one, "methods.") for one in given]
+        chosen = [_method_from(one) for one in given]
     selection = from_dict(Selection, content.get("selection", {}), "selection.")
     if selection.logit_steps:
         chosen = [
-            replace(method, logit_step=None) if method.kind == "dropconnect++" and "logit_step" not in one else method
+            replace(method, logit_step=None)
+            if isinstance(method, Method) and method.kind == "dropconnect++" and "logit_step" not in one
+            else method
             for method, one in zip(chosen, given, strict=True)
         ]
     repeats = content.get("repeats", 10)
     if type(repeats) is not int:
         raise ProtocolError(f"repeats must be a whole number, got {repeats!r}.")
-    protocols = tuple(replace(one, method=method) for method in chosen for one in bases)
+    protocols = tuple(_with_method(one, method) for method in chosen for one in bases)
     return Experiment(protocols=protocols, repeats=repeats, selection=selection)
+
+
+def _method_from(table: dict[str, Any]) -> Method | Pruning:
+    kind = PRUNING.get(str(table.get("kind")))
+    return from_dict(Method, table, "methods.") if kind is None else from_dict(kind, table, "methods.")
+
+
+def _with_method(protocol: Protocol, method: Method | Pruning) -> Protocol:
+    if isinstance(method, Method):
+        if method.kind == "dropconnect++" and protocol.architecture.layered:
+            raise ProtocolError(
+                "kind 'dropconnect++' is for the paper's network. For one given as layers use kind 'sparsity-plan'."
+            )
+        return replace(protocol, method=method, pruning=None)
+    return replace(protocol, method=METHODS["none"], pruning=method)  # type: ignore[arg-type]
 
 
 def _by_step_size(protocol: dict[str, Any]) -> list[dict[str, Any]]:
@@ -140,12 +160,16 @@ def _by_step_size(protocol: dict[str, Any]) -> list[dict[str, Any]]:
     return [protocol | {"training": training | one} for one in steps]
 
 
+WHOLE = ("shares",)
+"""Settings that are lists themselves."""
+
+
 def _one_by_one(table: dict[str, Any], where: str = "methods.") -> list[dict[str, Any]]:
     """The table, with a table for each value of a list in it; of several lists for each combination."""
     for name, value in table.items():
         if value == []:
             raise ProtocolError(f"{where}{name} is an empty list: give a value, or several.")
-    values = [value if isinstance(value, list) else [value] for value in table.values()]
+    values = [v if isinstance(v, list) and name not in WHOLE else [v] for name, v in table.items()]
     return [dict(zip(table, combination, strict=True)) for combination in itertools.product(*values)]
 
 

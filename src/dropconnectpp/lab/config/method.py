@@ -9,10 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from dropconnectpp import presets
-from dropconnectpp.lab.config.settings import ProtocolError, check_fields, require
-
-LATE = {"late": True}
-"""Marks a setting that was added after results had been stored: at its default, a digest leaves it out."""
+from dropconnectpp.lab.config.settings import LATE, ProtocolError, check_fields, require
 
 Kind = Literal["none", "dropout", "dropconnect", "dropconnect++"]
 PredictionRule = Literal["mean", "gaussian"]

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from dropconnectpp.lab.config.method import LATE, METHODS, Method, MethodName
-from dropconnectpp.lab.config.settings import check_fields, require
+from dropconnectpp.lab.config.layers import NETWORKS, Layer, LayeredShape, NetworkName
+from dropconnectpp.lab.config.method import METHODS, Method, MethodName
+from dropconnectpp.lab.config.pruning import AnyPruning
+from dropconnectpp.lab.config.settings import LATE, check_fields, late_settings, require
 
 VERSION = 1
 """Part of every digest: raised when the same settings come to mean another experiment."""
 WIDE = ("cifar100", "svhn", "norb")
 """Sets with "a dense layer comprising 512 hidden units"."""
 
-Scope = Literal["image", "channel", "data-set"]
+Scope = Literal["image", "channel", "data-set", "given"]
+Optimiser = Literal["adagrad", "adam", "sgd"]
+StepSchedule = Literal["constant", "second-half", "cosine"]
+HoldoutKind = Literal["random", "last"]
 LastBatch = Literal["drop", "keep"]
 Precision = Literal["mixed", "float32", "float64"]
 
@@ -29,14 +34,24 @@ class Normalisation:
 
     scope: Scope = "image"
     """Over what mean and standard deviation are taken: each image whole (a stereo pair as a pair), each
-    channel of each image (a stereo pair by camera), or each channel over the training set."""
+    channel of each image (a stereo pair by camera), or each channel over the training set; or they are given."""
     local_contrast: bool = False
     """Before that, subtract from each pixel the mean of its neighbourhood and divide by its spread there."""
     window: int = 9
     """Side of that neighbourhood in pixels; odd."""
+    mean: float = field(default=0.0, metadata=LATE)
+    standard_deviation: float = field(default=1.0, metadata=LATE)
+    """For scope "given", of grey levels that go from 0 to 1: 0.1307 and 0.3081 are usual for MNIST."""
+    crop: int = field(default=0, metadata=LATE)
+    """Pixels that are cut off at each edge: 2 gives MNIST's images, which are stored as 32 x 32, their 28 x 28 back."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        require(self.crop >= 0, f"crop must not be negative, got {self.crop}.")
+        require(self.standard_deviation > 0, f"standard_deviation must be positive, got {self.standard_deviation}.")
+        given = (self.mean, self.standard_deviation) != (0.0, 1.0)
+        require(self.scope == "given" or not given, f"mean and standard_deviation do nothing for scope {self.scope!r}.")
+        require(self.scope != "given" or not self.local_contrast, "local_contrast has no scope 'given'.")
         require(self.window >= 3 and self.window % 2 == 1, f"window must be odd and at least 3, got {self.window}.")
 
 
@@ -68,13 +83,35 @@ class Architecture:
     """A pool that sticks out at the edge counts: 32 -> 16 -> 8."""
     hidden: int = 64
     """"a dense layer with 64 hidden units" for CIFAR-10, 512 for the others."""
+    name: NetworkName = field(default="paper", metadata=LATE)
+    """Another network: one by name, or "layers" as listed. The settings above are then unused."""
+    layers: tuple[Layer, ...] = field(default=(), metadata=LATE)
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        if self.layers and self.name == "paper":
+            object.__setattr__(self, "name", "layers")
+        require(
+            (self.name == "layers") == bool(self.layers),
+            f"give name or layers, got name {self.name!r} and {len(self.layers)} layers.",
+        )
+        if self.layered:
+            changed = [f.name for f in fields(self) if f.metadata != LATE and getattr(self, f.name) != f.default]
+            require(not changed, f"{', '.join(changed)} belong to the paper's network. Leave them out.")
         require(
             len(self.maps) == len(self.pooled) > 0, f"pooled must say yes or no for each of {len(self.maps)} layers."
         )
         sizes = (*self.maps, self.filter_size, self.pool_size, self.pool_stride, self.hidden)
         require(all(size >= 1 for size in sizes) and self.padding >= 0, f"sizes must be at least 1, got {self}.")
+
+    @property
+    def layered(self) -> bool:
+        """Whether it is a list of layers, and not the paper's network."""
+        return self.name != "paper"
+
+    def shape(self, channels: int, side: int, classes: int) -> LayeredShape:
+        """The list of layers for images of a size."""
+        return LayeredShape(self.layers or NETWORKS[self.name], channels, side, classes)
 
     def sides(self, side: int) -> tuple[int, ...]:
         """The side of the map after each layer, for square images."""
@@ -109,9 +146,20 @@ class Training:
     """"We train all networks for 100 epochs"."""
     holdout: int = 0
     """Training examples kept back, on which the network is evaluated instead of the test set."""
+    holdout_kind: HoldoutKind = field(default="random", metadata=LATE)
+    """Which: any, the same for all networks, or the last of the training set."""
+    optimiser: Optimiser = field(default="adagrad", metadata=LATE)
+    """Of weights and biases, for networks given as layers."""
+    schedule: StepSchedule = field(default="constant", metadata=LATE)
+    """Of the step size: constant, falling to 0 in a line over the second half, or as half a cosine."""
+    momentum: float = field(default=0.9, metadata=LATE)
+    """Of SGD."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        require(0.0 <= self.momentum < 1.0, f"momentum must lie in [0, 1), got {self.momentum}.")
+        require(self.optimiser == "sgd" or self.momentum == 0.9, f"momentum does nothing for {self.optimiser}.")
+        require(self.holdout > 0 or self.holdout_kind == "random", "holdout_kind does nothing without a holdout.")
         require(self.step_size is None or self.step_size > 0, f"step_size must be positive, got {self.step_size}.")
         # Without it the first step of a synapse that a mask dropped would be 0 / 0.
         require(self.epsilon > 0, f"epsilon must be positive, got {self.epsilon}.")
@@ -160,10 +208,41 @@ class Protocol:
     precision: Precision = "mixed"
     """"mixed": bf16 convolutions with float32 weights and gradients where the device has tensor cores; there
     "float32" means TF32 products."""
+    pruning: AnyPruning | None = field(default=None, metadata=LATE)
+    """How a network given as layers is made small. `method`, where it is not given, is then "none"."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if (self.pruning is not None or self.architecture.layered) and self.method == Method():
+            object.__setattr__(self, "method", METHODS["none"])
+        self._check_layered()
         require(0 <= self.root_seed < 2**63, f"root_seed must lie in [0, 2^63), got {self.root_seed}.")
+
+    def _check_layered(self) -> None:
+        """Settings that only a network given as layers has, and those that it does not have."""
+        training, method = self.training, self.method
+        if not self.architecture.layered:
+            later = self.pruning is not None or training.optimiser != "adagrad" or training.schedule != "constant"
+            require(
+                not later and self.normalisation.scope != "given" and not self.normalisation.crop,
+                "pruning, crop, scope 'given' and other optimisers than Adagrad with a constant step are for networks "
+                "given by name or as layers. Set architecture.name or architecture.layers.",
+            )
+            return
+        if self.pruning is not None:
+            require(method.kind == "none", f"{self.pruning.name} has its own noise: leave method {method.kind!r} out.")
+        require(
+            method.kind in ("none", "dropout", "dropconnect"),
+            f"{method.kind!r} is for the paper's network. For {self.architecture.name!r} use kind 'sparsity-plan'.",
+        )
+        plain = (method.num_samples, method.evaluation, method.slab) == (1, "mean", None)
+        require(plain, "num_samples, evaluation and slab are for the paper's network.")
+        require(training.last_batch == "drop", "last_batch 'keep' is for the paper's network.")
+
+    @property
+    def label(self) -> str:
+        """What tables call the method."""
+        return self.method.label if self.pruning is None else self.pruning.label
 
     @property
     def complete(self) -> bool:
@@ -172,11 +251,7 @@ class Protocol:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data. Settings that came late are left out at their defaults: older digests stay what they were."""
-        values = asdict(self)
-        for item in fields(Method):
-            if item.metadata == LATE and values["method"][item.name] == item.default:
-                del values["method"][item.name]
-        return values
+        return late_settings(self)
 
     @property
     def digest(self) -> str:
@@ -188,7 +263,8 @@ class Protocol:
         """Whether replicas of both can train in one stack: all but method and step size agree."""
 
         def shared(one: Protocol) -> Protocol:
-            return replace(one, method=Method(), training=replace(one.training, step_size=None))
+            method = METHODS["none"] if one.architecture.layered else Method()
+            return replace(one, method=method, pruning=None, training=replace(one.training, step_size=None))
 
         return shared(self) == shared(other)
 

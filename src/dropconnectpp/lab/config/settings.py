@@ -13,6 +13,9 @@ from dropconnectpp.errors import DropConnectError
 
 T = TypeVar("T")
 
+LATE = {"late": True}
+"""Marks a setting that was added after results had been stored: at its default, a digest leaves it out."""
+
 
 class ProtocolError(DropConnectError, ValueError):
     """A setting of an experiment breaks a rule: the message names the setting, the rule and the value."""
@@ -37,6 +40,23 @@ def check_fields(settings: object) -> None:
             object.__setattr__(settings, item.name, float(value))  # 1 and 1.0 are one experiment with one digest
 
 
+def late_settings(settings: Any) -> dict[str, Any]:
+    """Plain data of settings within settings, without those marked `LATE` that have their defaults."""
+    values: dict[str, Any] = {}
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        if item.metadata == LATE and value == item.default:
+            continue
+        values[item.name] = _plain(value)
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return late_settings(value)
+    return tuple(_plain(one) for one in value) if isinstance(value, tuple) else value
+
+
 def from_dict(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """Settings from plain data, such as a TOML file; unknown names and wrong types are errors.
 
@@ -51,10 +71,22 @@ def from_dict(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
     return kind(**{name: _convert(hints[name], value, f"{where}{name}") for name, value in values.items()})
 
 
+def _chosen(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    """Which type of a union a value is for: of several dataclasses, the one of its kind."""
+    known = [option for option in options if option is not types.NoneType]
+    if len(known) == 1:
+        return known[0]
+    kinds = {option.kind: option for option in known}
+    require(isinstance(value, Mapping), f"{where} must be a table of settings, got {value!r}.")
+    kind = value.get("kind")
+    require(kind in kinds, f"{where}.kind must be one of {', '.join(kinds)}, got {kind!r}.")
+    return kinds[kind]
+
+
 def _convert(hint: Any, value: Any, where: str) -> Any:
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return None if value is None else _convert(next(o for o in options if o is not types.NoneType), value, where)
+        return None if value is None else _convert(_chosen(options, value, where), value, where)
     if is_dataclass(hint):
         require(isinstance(value, Mapping), f"{where} must be a table of settings, got {value!r}.")
         return from_dict(hint, value, f"{where}.")  # type: ignore[arg-type]

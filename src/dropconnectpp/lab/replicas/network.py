@@ -223,7 +223,7 @@ def check_units(units: Sequence[Unit]) -> None:
     for unit in units:
         if not unit.protocol.complete:
             raise ProtocolError(
-                f"{unit.protocol.method.label}: step size, rate or logit step is not chosen yet. Select it first."
+                f"{unit.protocol.label}: step size, rate or logit step is not chosen yet. Select it first."
             )
         if not units[0].protocol.stackable(unit.protocol):
             raise ProtocolError("replicas of one stack may differ in method and step size only.")

@@ -202,7 +202,7 @@ def _go_on(
     for digest, one in trials.items():
         rate = one.next_rate(rows, settings)
         if rate is not None:
-            runner.display.note(f"{one.protocol.method.label}: the highest rate is the best so far, {rate} is tried.")
+            runner.display.note(f"{one.protocol.label}: the highest rate is the best so far, {rate} is tried.")
             one.add(replace(settings, rates=(rate,), farther=()))
             growing[digest] = one
     return growing

@@ -230,7 +230,7 @@ class Runner:
 
 
 def _title(units: Sequence[Unit]) -> str:
-    labels = list(dict.fromkeys(unit.protocol.method.label for unit in units))
+    labels = list(dict.fromkeys(unit.protocol.label for unit in units))
     shown = ", ".join(labels[:2]) + (f" and {len(labels) - 2} more" if len(labels) > 2 else "")
     return f"{units[0].protocol.data}: {shown}"
 

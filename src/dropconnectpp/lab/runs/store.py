@@ -108,9 +108,7 @@ class Store(Database):
         """Make an experiment known and return its digest. Its label is the first one given, else its method's."""
         settings, digest = canonical(protocol.to_dict()), protocol.digest
         with self._writing() as connection:
-            _add_protocol(
-                connection, digest, settings, check_text("label", protocol.method.label if label is None else label)
-            )
+            _add_protocol(connection, digest, settings, check_text("label", protocol.label if label is None else label))
         return digest
 
     def protocols(self) -> list[StoredProtocol]:
