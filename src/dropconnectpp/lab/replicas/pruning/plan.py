@@ -1,0 +1,152 @@
+"""DropConnect++ with the sparsity plan: the library's schedule decides, for each replica of a stack.
+
+The price of a connection rises, is steered where a share to keep is given, and the support is fixed before the end.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dropconnectpp.inference.schedule import SparsitySchedule, Steering
+from dropconnectpp.lab.config.pruning import GradualMagnitude, Plan
+from dropconnectpp.lab.kernels import synapses as kernels
+from dropconnectpp.lab.philox import Stream
+from dropconnectpp.lab.replicas.pruning.gating import Gating, Table, largest
+from dropconnectpp.lab.replicas.pruning.magnitude import magnitude_support
+
+SURE = 20.0
+"""Log-odds of a gate that a control sets."""
+
+
+class PlannedGates(Gating):
+    """A learned gate for each weight; its straight-through gradient and its KL's go into one step of Adam."""
+
+    kind = "bernoulli"
+    settings: tuple[Plan, ...]
+
+    def prepare(self) -> None:
+        self.add_gates([math.log(one.keep_probability / (1.0 - one.keep_probability)) for one in self.settings])
+        self.schedules: list[SparsitySchedule] = [one.schedule(self.steps) for one in self.settings]
+        self.steerings: list[Steering] = [schedule.start() for schedule in self.schedules]
+        self._set_prices()
+
+    def _set_prices(self) -> None:
+        weights = [
+            one.kl_weight_of(state.price) if one.learning else 0.0
+            for one, state in zip(self.settings, self.steerings, strict=True)
+        ]
+        self.kl_weights.copy_(torch.tensor(weights, dtype=self.kl_weights.dtype))
+
+    def columns(self, first: int, count: int, table: Table) -> None:
+        found: dict[SparsitySchedule, np.ndarray[Any, Any]] = {}
+        for row, (one, schedule) in enumerate(zip(self.settings, self.schedules, strict=True)):
+            if schedule not in found:
+                found[schedule] = np.array(
+                    [
+                        (schedule.logit_lr_at(step), schedule.kl_factor(step), schedule.fixed(step))
+                        for step in range(first, first + count)
+                    ]
+                )
+            lr, factor, fixed = found[schedule].T
+            table[:, row, kernels.GATE_LR] = lr if one.learning else 0.0
+            table[:, row, kernels.KL] = factor
+            table[:, row, kernels.FIXED] = fixed
+            table[:, row, kernels.KEEP] = 1.0 - one.noise
+            alone = one.hyper == "marginal"
+            table[:, row, kernels.ALPHA] = math.log(one.alpha / one.beta) if alone else one.alpha
+            table[:, row, kernels.BETA] = 0.0 if alone else one.beta
+
+    # ------------------------------------------------------------------------------- steering and fixing
+
+    @property
+    def event_steps(self) -> set[int]:
+        found: set[int] = set()
+        for schedule in set(self.schedules):
+            found |= {step for step in range(1, self.steps + 1) if schedule.reads(step)}
+            found.add(schedule.fix_step)
+        return found
+
+    @torch.no_grad()
+    def before_step(self, step: int) -> None:
+        if any(s.reads(step) for s in self.schedules):
+            shares = [sum(counts) / self.total for counts in self.counts()]
+            self.steerings = [
+                schedule.steer(state, step, share) if schedule.reads(step) else state
+                for schedule, state, share in zip(self.schedules, self.steerings, shares, strict=True)
+            ]
+            self._set_prices()
+        rows = [row for row, schedule in enumerate(self.schedules) if schedule.fix_step == step]
+        self._choose(
+            [row for row in rows if self.settings[row].support != "posterior" or not self.settings[row].learning]
+        )
+
+    def _choose(self, rows: list[int]) -> None:
+        """The supports of controls, set as gates that are sure."""
+        if not rows:
+            return
+        learned = [row for row in rows if self.settings[row].learning]
+        for synapses, layer in zip(self.synapses, self.layers, strict=True):
+            gate = synapses.gates()[0]
+            for row in learned:
+                count = (gate[row : row + 1] > 0).flatten(1).sum(1)
+                kept = largest(self._scores(row, synapses.weight, layer.name), count)
+                gate[row] = torch.where(kept.view(gate.shape[1:]), SURE, -SURE)
+        still = [row for row in rows if not self.settings[row].learning]
+        if still:
+            ranked = [GradualMagnitude(keep=self.settings[row].keep or 1.0) for row in still]
+            weights = [synapses.weight[still] for synapses in self.synapses]
+            for synapses, kept in zip(
+                self.synapses, magnitude_support(weights, ranked, [one.keep for one in ranked]), strict=True
+            ):
+                gate = synapses.gates()[0]
+                gate[still] = torch.where(kept, SURE, -SURE).to(gate.dtype)
+
+    def _scores(self, row: int, weight: Tensor, name: str) -> Tensor:  # (1, n)
+        if self.settings[row].support == "magnitude":
+            return weight[row : row + 1].flatten(1).abs()
+        stream = Stream(self.root_seed, f"support:{name}")
+        return stream.uniform(self.replicas[row : row + 1], 0, weight[0].numel())
+
+    # ------------------------------------------------------------------------------------ what was learned
+
+    def _logit(self, number: int) -> Tensor:
+        """Log-odds of each weight's gate."""
+        return self.synapses[number].gates()[0]
+
+    def support(self, number: int) -> Tensor:
+        return self._logit(number) > 0
+
+    def whole_weight(self, number: int) -> Tensor:
+        weight, logit = self.synapses[number].weight, self._logit(number)
+        keep = self._per_replica([1.0 - one.noise for one in self.settings], weight)
+        fixed = self._per_replica([float(schedule.fixed(self.step)) for schedule in self.schedules], weight) > 0
+        return weight * keep * torch.where(fixed, (logit > 0).to(weight.dtype), torch.sigmoid(logit))
+
+    def kl(self) -> Tensor:
+        total = super().kl()
+        for gate in self._all_gates():
+            for row, one in enumerate(self.settings):
+                alone = one.hyper == "marginal"
+                alpha, beta = (math.log(one.alpha / one.beta), 0.0) if alone else (one.alpha, one.beta)
+                pair = (torch.full((), value, dtype=torch.float64, device=gate.device) for value in (alpha, beta))
+                total[row] += kernels.gate_kl(gate[row].double(), *pair).sum()
+        return total
+
+    def _all_gates(self) -> list[Tensor]:
+        """Each layer's gates, (R, ...)."""
+        return [synapses.gates()[0] for synapses in self.synapses]
+
+    def prices(self) -> list[float | None]:
+        return [state.price if one.learning else None for one, state in zip(self.settings, self.steerings, strict=True)]
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"steerings": [tuple(one) for one in self.steerings]}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        self.steerings = [Steering(*one) for one in state["steerings"]]
