@@ -33,7 +33,7 @@ COLUMNS = (
     "lr", "gate_lr", "kl", "correction1", "correction2", "keep", "fixed", "alpha", "beta", "temperature", "stretch",
 )  # fmt: skip
 """Step sizes of weights and gates; the KL's weight over N; Adam's 1 - beta^t; the share that noise keeps; whether the
-support is fixed; the prior (beta = 0: the KL of z alone, with alpha the prior's log-odds); the hard concrete's shape."""
+support is fixed; the prior (where beta is 0: of z alone, with log-odds alpha); the hard concrete's shape."""
 LR, GATE_LR, KL, CORRECTION1, CORRECTION2, KEEP, FIXED, ALPHA, BETA, TEMPERATURE, STRETCH = range(len(COLUMNS))
 BETA1, BETA2, ADAM_EPSILON = 0.9, 0.999, 1e-8
 SMALL = 1e-8
@@ -80,7 +80,9 @@ class Synapses:
 
     def gates(self) -> tuple[Tensor, Tensor, Tensor]:
         """The gates and their moments."""
-        assert self.gate is not None and self.gate_first is not None and self.gate_second is not None
+        assert self.gate is not None
+        assert self.gate_first is not None
+        assert self.gate_second is not None
         return self.gate, self.gate_first, self.gate_second
 
     def by_kernel(self) -> bool:
@@ -159,7 +161,7 @@ def local_variance(weight: Tensor, log_variance: Tensor) -> Tensor:
 
 
 def log_uniform_kl(log_alpha: Tensor) -> Tensor:
-    """KL of Gaussian multiplicative noise from the log-uniform prior, by the approximation of Molchanov et al. (2017)."""
+    """KL of Gaussian multiplicative noise from the log-uniform prior, as Molchanov et al. (2017) approximate it."""
     fall = K1 * torch.sigmoid(K2 + K3 * log_alpha) - 0.5 * torch.nn.functional.softplus(-log_alpha) - K1
     return -fall
 
@@ -211,9 +213,8 @@ def gradients(
     if kind == "bernoulli":
         p = torch.sigmoid(gate)
         slope = p * torch.sigmoid(-gate)
-        return grad_weight, slope * (
-            grad * weight * beside(now, KEEP, gate) + beside(now, KL, gate) * kl_rise(gate, p, now)
-        )
+        likelihood, cost = grad * weight * beside(now, KEEP, gate), beside(now, KL, gate) * kl_rise(gate, p, now)
+        return grad_weight, slope * (likelihood + cost)
     assert noise is not None
     temperature, stretch = beside(now, TEMPERATURE, gate), beside(now, STRETCH, gate)
     s = _concrete(gate, noise, temperature)

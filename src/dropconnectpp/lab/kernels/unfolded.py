@@ -101,6 +101,6 @@ class _Convolution(torch.autograd.Function):
 
 
 def convolve(x: Tensor, weight: Tensor, size: int, stride: int, padding: int) -> Tensor:
-    """Each replica's maps under its own filters, without bias: (R, B, rows, columns, O) in the precision of the maps."""
+    """Each replica's maps under its own filters, without bias, in the maps' precision: (R, B, rows, columns, O)."""
     output: Tensor = _Convolution.apply(x.contiguous(), weight, size, stride, padding)  # type: ignore[no-untyped-call]
     return output

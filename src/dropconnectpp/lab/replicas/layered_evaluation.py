@@ -146,10 +146,10 @@ def layers_left(layers: Sequence[WeightLayer], kept: Sequence[Tensor]) -> list[d
     """
     masks = [by_features(one, mask) for one, mask in zip(layers, kept, strict=True)]
     alive = [torch.ones(masks[0].shape[0], dtype=torch.bool, device=masks[0].device)]
-    for one, mask in zip(layers, masks, strict=True):  # forward: what an input reaches
+    for mask in masks:  # forward: what an input reaches
         alive.append(_reached(mask, _as_inputs(mask, alive[-1])))
     for place in range(len(layers) - 1, -1, -1):  # backward: what reaches an output
-        one, mask = layers[place], masks[place]
+        mask = masks[place]
         inputs = _as_inputs(mask, alive[place])
         useful = (mask & alive[place + 1]).any(1) & inputs
         alive[place] = alive[place] & _as_units(useful, alive[place])

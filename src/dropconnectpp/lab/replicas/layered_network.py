@@ -18,7 +18,7 @@ from dropconnectpp.lab.kernels.unfolded import convolve
 from dropconnectpp.lab.philox import Stream
 
 Affine = Callable[[int, Tensor, bool], Tensor]
-"""What a layer with weights makes of its inputs, by the layer's number; the last argument says whether with its bias."""
+"""What a layer with weights makes of its inputs, given its number and whether its bias is to be added."""
 
 
 def start(layers: Sequence[WeightLayer], root_seed: int, replicas: Tensor, dtype: torch.dtype) -> list[Tensor]:
@@ -65,7 +65,8 @@ def pool(x: Tensor, layer: Layer) -> Tensor:
     """Max pooling of maps (R, B, H, W, C)."""
     flat = x.flatten(0, 1).permute(0, 3, 1, 2)  # channels last in memory, as torch calls it
     pooled = max_pool2d(flat, layer.size or 1, layer.step, ceil_mode=layer.ceil_mode)
-    return pooled.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
+    maps: Tensor = pooled.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
+    return maps
 
 
 def apply_weights(one: WeightLayer, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -222,12 +222,12 @@ class LayeredStack:
     def draw(self) -> None:
         """The weights that the step uses, by the gates of each segment."""
         for segment in self.segments:
-            local = isinstance(segment, NoisyWeights)
+            local = self.noisy.index(segment) if isinstance(segment, NoisyWeights) else None
             for place, number in enumerate(self.gated):
                 out = self.used[number][segment.rows]
-                if local:
+                if local is not None:
                     out.copy_(self.weights[number][segment.rows])
-                    out = self.variances[self.noisy.index(segment)][place]
+                    out = self.variances[local][place]
                 segment.draw(place, self.now[segment.rows], self.step, out)
 
     def gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -100,8 +100,7 @@ class Gating(ABC):
         """Before which steps `before_step` has something to do; the number of steps itself: after the last."""
         return set()
 
-    @torch.no_grad()
-    def before_step(self, step: int) -> None:
+    def before_step(self, step: int) -> None:  # noqa: B027 (most have nothing to do)
         """Change what is kept, or what it costs. In place: a CUDA graph reads the same memory."""
 
     # -------------------------------------------------------------------------------------- what was learned

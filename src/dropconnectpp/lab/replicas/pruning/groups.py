@@ -28,11 +28,18 @@ class PlannedGroups(PlannedGates):
             gate = synapses.gates()[0]
             shape = group_shape(layer, self.settings[0].granularity)
             start = gate.flatten(1)[:, :1].view(-1, 1, 1, 1).expand(-1, *shape).contiguous()
-            zeros = [torch.zeros_like(start) for _ in range(4)]
-            stream = Stream(self.root_seed, f"groups:{layer.name}")
-            self.groups.append(
-                Synapses("bernoulli", synapses.rule, stream, start, *zeros[:2], start.clone(), *zeros[2:])
+            group = Synapses(
+                "bernoulli",
+                synapses.rule,
+                Stream(self.root_seed, f"groups:{layer.name}"),
+                weight=torch.zeros_like(start),  # none of its own
+                first=torch.zeros_like(start),
+                second=torch.zeros_like(start),
+                gate=start,
+                gate_first=torch.zeros_like(start),
+                gate_second=torch.zeros_like(start),
             )
+            self.groups.append(group)
             synapses.kind = "plain"
             synapses.gate = synapses.gate_first = synapses.gate_second = None
         self._drawn: list[Tensor] = [torch.empty(0)] * len(self.layers)

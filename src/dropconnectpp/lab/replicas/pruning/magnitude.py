@@ -98,8 +98,7 @@ def removal_steps(settings: MaskSettings, steps: int) -> range | tuple[int, ...]
     if not isinstance(settings, GradualMagnitude):
         return ()
     first, last = math.ceil(settings.begin * steps), round(settings.end * steps)
-    regular = range(last, first, -settings.every)  # counted from the end, where the share must be met
-    return regular
+    return range(last, first, -settings.every)  # counted from the end, where the share must be met
 
 
 def share_at(settings: MaskSettings, share: float) -> float:

@@ -23,6 +23,10 @@ SURE = 20.0
 """Log-odds of a gate that a control sets."""
 
 
+def _is_control(settings: Plan) -> bool:
+    return settings.support != "posterior" or not settings.learning
+
+
 class PlannedGates(Gating):
     """A learned gate for each weight; its straight-through gradient and its KL's go into one step of Adam."""
 
@@ -43,16 +47,17 @@ class PlannedGates(Gating):
         self.kl_weights.copy_(torch.tensor(weights, dtype=self.kl_weights.dtype))
 
     def columns(self, first: int, count: int, table: Table) -> None:
-        found: dict[SparsitySchedule, np.ndarray[Any, Any]] = {}
+        found: dict[Any, np.ndarray[Any, Any]] = {}
         for row, (one, schedule) in enumerate(zip(self.settings, self.schedules, strict=True)):
-            if schedule not in found:
-                found[schedule] = np.array(
+            key = schedule.warmup, schedule.fix_at, schedule.logit_lr  # the price comes apart
+            if key not in found:
+                found[key] = np.array(
                     [
                         (schedule.logit_lr_at(step), schedule.kl_factor(step), schedule.fixed(step))
                         for step in range(first, first + count)
                     ]
                 )
-            lr, factor, fixed = found[schedule].T
+            lr, factor, fixed = found[key].T
             table[:, row, kernels.GATE_LR] = lr if one.learning else 0.0
             table[:, row, kernels.KL] = factor
             table[:, row, kernels.FIXED] = fixed
@@ -66,7 +71,7 @@ class PlannedGates(Gating):
     @property
     def event_steps(self) -> set[int]:
         found: set[int] = set()
-        for schedule in set(self.schedules):
+        for schedule in {(s.fix_step, s.read_every): s for s in self.schedules}.values():
             found |= {step for step in range(1, self.steps + 1) if schedule.reads(step)}
             found.add(schedule.fix_step)
         return found
@@ -81,9 +86,7 @@ class PlannedGates(Gating):
             ]
             self._set_prices()
         rows = [row for row, schedule in enumerate(self.schedules) if schedule.fix_step == step]
-        self._choose(
-            [row for row in rows if self.settings[row].support != "posterior" or not self.settings[row].learning]
-        )
+        self._choose([row for row in rows if _is_control(self.settings[row])])
 
     def _choose(self, rows: list[int]) -> None:
         """The supports of controls, set as gates that are sure."""
