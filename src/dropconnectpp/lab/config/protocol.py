@@ -238,6 +238,7 @@ class Protocol:
         plain = (method.num_samples, method.evaluation, method.slab) == (1, "mean", None)
         require(plain, "num_samples, evaluation and slab are for the paper's network.")
         require(training.last_batch == "drop", "last_batch 'keep' is for the paper's network.")
+        require(self.evaluation.foreign is None, "foreign is for the paper's network.")
 
     @property
     def label(self) -> str:

@@ -8,7 +8,7 @@ replicas lie side by side; what differs between replicas comes as a table, one r
 | --------------- | -------------------------------------------------- | ---------------------- |
 | "plain"         | w                                                  | none                   |
 | "mask"          | w, where the mask is on and a draw below `keep`    | none                   |
-| "bernoulli"     | w z, z ~ Bernoulli(keep pi~), straight through     | logit of pi~           |
+| "bernoulli"     | w z, z ~ Bernoulli(pi~), straight through          | logit of pi~           |
 | "variance"      | w, and apart from it the variance of its noise     | log sigma^2            |
 | "hard-concrete" | w z, z of the hard concrete distribution           | log alpha              |
 
@@ -31,10 +31,14 @@ from dropconnectpp.lab.philox import Stream
 Kind = Literal["plain", "mask", "bernoulli", "variance", "hard-concrete"]
 COLUMNS = (
     "lr", "gate_lr", "kl", "correction1", "correction2", "keep", "fixed", "alpha", "beta", "temperature", "stretch",
+    "ceiling", "least", "target",
 )  # fmt: skip
 """Step sizes of weights and gates; the KL's weight over N; Adam's 1 - beta^t; the share that noise keeps; whether the
-support is fixed; the prior (where beta is 0: of z alone, with log-odds alpha); the hard concrete's shape."""
-LR, GATE_LR, KL, CORRECTION1, CORRECTION2, KEEP, FIXED, ALPHA, BETA, TEMPERATURE, STRETCH = range(len(COLUMNS))
+support is fixed; the prior (where beta is 0: of z alone, with log-odds alpha); the hard concrete's shape; the highest
+log-odds of a gate and those above which it is kept; the share below which gates stand still."""
+(
+    LR, GATE_LR, KL, CORRECTION1, CORRECTION2, KEEP, FIXED, ALPHA, BETA, TEMPERATURE, STRETCH, CEILING, LEAST, TARGET,
+) = range(len(COLUMNS))  # fmt: skip
 BETA1, BETA2, ADAM_EPSILON = 0.9, 0.999, 1e-8
 SMALL = 1e-8
 """Keeps log w^2 finite."""
@@ -76,6 +80,7 @@ class Synapses:
     """uint8; None: all are on."""
     noisy: bool = False
     """For "mask": whether any replica has a `keep` below 1."""
+    gate_epsilon: float = ADAM_EPSILON
     _noise: Tensor | None = field(default=None, repr=False)
 
     def gates(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,9 +133,10 @@ def factor(synapses: Synapses, now: Tensor, noise: Tensor | None) -> Tensor:
 
 
 def bernoulli_keep(logit: Tensor, now: Tensor) -> Tensor:
-    """keep pi~; once the support is fixed, keep where pi~ > 1/2 and 0 elsewhere."""
+    """pi~; once the support is fixed, what noise keeps of it and 0 elsewhere."""
     fixed = beside(now, FIXED, logit) > 0
-    return torch.where(fixed, (logit > 0).to(logit.dtype), torch.sigmoid(logit)) * beside(now, KEEP, logit)
+    on = (logit > beside(now, LEAST, logit)).to(logit.dtype)
+    return torch.where(fixed, on * beside(now, KEEP, logit), torch.sigmoid(logit))
 
 
 def hard_concrete(log_alpha: Tensor, noise: Tensor, temperature: Tensor, stretch: Tensor) -> Tensor:
@@ -213,8 +219,7 @@ def gradients(
     if kind == "bernoulli":
         p = torch.sigmoid(gate)
         slope = p * torch.sigmoid(-gate)
-        likelihood, cost = grad * weight * beside(now, KEEP, gate), beside(now, KL, gate) * kl_rise(gate, p, now)
-        return grad_weight, slope * (likelihood + cost)
+        return grad_weight, slope * (grad * weight + beside(now, KL, gate) * kl_rise(gate, p, now))
     assert noise is not None
     temperature, stretch = beside(now, TEMPERATURE, gate), beside(now, STRETCH, gate)
     s = _concrete(gate, noise, temperature)
@@ -249,18 +254,20 @@ def _variance_gradients(
 
 
 def step_gates(synapses: Synapses, now: Tensor, grad: Tensor) -> None:
-    """Adam's step, where the support is not fixed."""
+    """Adam's step, where the support is not fixed, up to the gates' ceiling."""
     gate, first, second = synapses.gates()
     learning = beside(now, FIXED, gate) <= 0
     first.copy_(torch.where(learning, torch.lerp(first, grad, 1 - BETA1), first))
     second.copy_(torch.where(learning, torch.lerp(second, grad.square(), 1 - BETA2), second))
-    change = _adam_change(first, second, now, GATE_LR)
-    gate.copy_(torch.where(learning, gate - change, gate))
+    moved = gate - _adam_change(first, second, now, GATE_LR, synapses.gate_epsilon)
+    if synapses.kind == "bernoulli":
+        moved = torch.minimum(moved, beside(now, CEILING, gate))
+    gate.copy_(torch.where(learning, moved, gate))
 
 
-def _adam_change(first: Tensor, second: Tensor, now: Tensor, size: int) -> Tensor:
+def _adam_change(first: Tensor, second: Tensor, now: Tensor, size: int, epsilon: float = ADAM_EPSILON) -> Tensor:
     mean = first / beside(now, CORRECTION1, first)
-    root = torch.sqrt(second / beside(now, CORRECTION2, first)) + ADAM_EPSILON
+    root = torch.sqrt(second / beside(now, CORRECTION2, first)) + epsilon
     return beside(now, size, first) * mean / root
 
 
@@ -323,6 +330,7 @@ def _launch_update(
         count,
         synapses.rule.momentum,
         synapses.rule.epsilon,
+        synapses.gate_epsilon,
         RULE=synapses.rule.name,
         INSIDE=synapses.rule.epsilon_inside,
         **_constants(synapses),

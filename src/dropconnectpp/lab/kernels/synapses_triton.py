@@ -42,15 +42,16 @@ def concrete_of(gate, noise, temperature):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def keep_of(gate, keep, fixed):  # type: ignore[no-untyped-def]
+def keep_of(gate, now):  # type: ignore[no-untyped-def]
     """`synapses.bernoulli_keep`."""
-    return tl.where(fixed > 0, tl.where(gate > 0, 1.0, 0.0), sigmoid_of(gate)) * keep
+    keep, fixed, least = tl.load(now + 5), tl.load(now + 6), tl.load(now + 12)
+    return tl.where(fixed > 0, tl.where(gate > least, keep, 0.0), sigmoid_of(gate))
 
 
 @triton.jit
-def adam_change(first, second, size, correction1, correction2):  # type: ignore[no-untyped-def]
+def adam_change(first, second, size, correction1, correction2, epsilon):  # type: ignore[no-untyped-def]
     """How far Adam goes."""
-    return size * (first / correction1) / (tl.sqrt(second / correction2) + 1e-8)
+    return size * (first / correction1) / (tl.sqrt(second / correction2) + epsilon)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -90,7 +91,7 @@ def draw_kernel(  # type: ignore[no-untyped-def]
             result = tl.where(noise < tl.load(now + 5), result, 0.0)
     if KIND == "bernoulli":
         gate = tl.load(gate_ptr + offsets, mask=inside, other=0.0)
-        result = tl.where(noise < keep_of(gate, tl.load(now + 5), tl.load(now + 6)), result, 0.0)
+        result = tl.where(noise < keep_of(gate, now), result, 0.0)
     if KIND == "hard-concrete":
         gate = tl.load(gate_ptr + offsets, mask=inside, other=0.0)
         stretch = tl.load(now + 10)
@@ -122,6 +123,7 @@ def update_kernel(  # type: ignore[no-untyped-def]
     count,
     momentum,
     epsilon,
+    gate_epsilon,
     RULE: tl.constexpr,
     INSIDE: tl.constexpr,
     KIND: tl.constexpr,
@@ -154,13 +156,13 @@ def update_kernel(  # type: ignore[no-untyped-def]
         gate = tl.load(gate_ptr + offsets, mask=inside, other=0.0)
         kl, fixed = tl.load(now + 2), tl.load(now + 6)
         if KIND == "bernoulli":
-            keep, alpha, beta = tl.load(now + 5), tl.load(now + 7), tl.load(now + 8)
-            grad_weight = tl.where(noise < keep_of(gate, keep, fixed), grad, 0.0)
+            alpha, beta = tl.load(now + 7), tl.load(now + 8)
+            grad_weight = tl.where(noise < keep_of(gate, now), grad, 0.0)
             p = sigmoid_of(gate)
             prior = gate * 0.0 + alpha
             if beta > 0:
                 prior = digamma_of(alpha + p) - digamma_of(beta + 1.0 - p)
-            grad_gate = p * sigmoid_of(-gate) * (grad * weight * keep + kl * (gate - prior))
+            grad_gate = p * sigmoid_of(-gate) * (grad * weight + kl * (gate - prior))
         elif KIND == "hard-concrete":
             temperature, stretch = tl.load(now + 9), tl.load(now + 10)
             s = concrete_of(gate, noise, temperature)
@@ -186,7 +188,9 @@ def update_kernel(  # type: ignore[no-untyped-def]
             two = tl.load(gate_second_ptr + offsets, mask=inside, other=0.0)
             one += 0.1 * (grad_gate - one)
             two += 0.001 * (grad_gate * grad_gate - two)
-            gate -= adam_change(one, two, tl.load(now + 1), correction1, correction2)
+            gate -= adam_change(one, two, tl.load(now + 1), correction1, correction2, gate_epsilon)
+            if KIND == "bernoulli":
+                gate = tl.minimum(gate, tl.load(now + 11))
             tl.store(gate_ptr + offsets, gate, mask=inside)
             tl.store(gate_first_ptr + offsets, one, mask=inside)
             tl.store(gate_second_ptr + offsets, two, mask=inside)
@@ -196,7 +200,7 @@ def update_kernel(  # type: ignore[no-untyped-def]
         two = tl.load(second_ptr + offsets, mask=inside, other=0.0)
         one += 0.1 * (grad_weight - one)
         two += 0.001 * (grad_weight * grad_weight - two)
-        weight -= adam_change(one, two, lr, correction1, correction2)
+        weight -= adam_change(one, two, lr, correction1, correction2, 1e-8)
         tl.store(first_ptr + offsets, one, mask=inside)
         tl.store(second_ptr + offsets, two, mask=inside)
     elif RULE == "sgd":

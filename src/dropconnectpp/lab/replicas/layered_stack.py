@@ -120,6 +120,7 @@ class LayeredStack:
                     self.rule,
                     self.protocol.root_seed,
                     self.steps,
+                    len(self.examples.rows),
                 )
             )
             first = rows.stop
@@ -213,6 +214,7 @@ class LayeredStack:
         self.now.copy_(self.table.index_select(0, self.position.view(1))[0])
         for segment in self.segments:
             self.now[segment.rows, kernels.KL].mul_(segment.kl_weights)
+            segment.brake(self.now[segment.rows])
         losses, gradients = self.gradients(images, labels)
         self._update(gradients)
         self.loss_sum += losses

@@ -19,10 +19,12 @@ import torch
 
 import dropconnectpp
 from dropconnectpp.lab import device as devices
+from dropconnectpp.lab.config.protocol import Protocol
 from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.kernels import launch_config
-from dropconnectpp.lab.replicas import evaluation
+from dropconnectpp.lab.replicas import evaluation, layered_evaluation
+from dropconnectpp.lab.replicas.layered_stack import LayeredStack
 from dropconnectpp.lab.replicas.network import Shape, Unit
 from dropconnectpp.lab.replicas.stack import Stack
 from dropconnectpp.lab.runs.checkpoints import Checkpoint, Checkpoints
@@ -34,6 +36,7 @@ from dropconnectpp.lab.runs.store import FINAL, Key, Store
 CPU_GROUP = 8
 """Replicas of a stack on a CPU, where more at once gain nothing."""
 GPU_GROUP = 64
+LAYERED_GROUP = 200
 STORE, CHECKPOINTS = "results.sqlite", "checkpoints"
 
 
@@ -133,11 +136,16 @@ class Runner:
         pending = [unit for key, unit in wanted.items() if key not in done]
         while pending:
             alike = [unit for unit in pending if pending[0].protocol.stackable(unit.protocol)]
-            size = min(self._most, self._fitting(alike[0]))
+            size = min(self._most_of(alike[0]), self._fitting(alike[0]))
             if mine := store.claim([unit.key for unit in alike], self.owner, limit=size):
                 return [wanted[(key.digest, key.replica)] for key in mine], None
             pending = [unit for unit in pending if unit not in alike]
         return None
+
+    def _most_of(self, unit: Unit) -> int:
+        """Most replicas at once: more of a network given as layers, where a step is short."""
+        wide = self.group is None and self.device.type == "cuda" and unit.protocol.architecture.layered
+        return max(self._most, LAYERED_GROUP) if wide and self._most == GPU_GROUP else self._most
 
     def _fitting(self, unit: Unit) -> int:
         """How many replicas the device's memory should hold."""
@@ -145,9 +153,8 @@ class Runner:
             return CPU_GROUP
         self._free_memory()  # what torch keeps of the last stack would count as used
         dataset = self.dataset(unit.protocol.data)
-        shape = Shape(unit.protocol.architecture, dataset.shape[0], dataset.shape[1], len(dataset.classes))
         free, _ = torch.cuda.mem_get_info(self.device)
-        return max(1, int(0.8 * free / bytes_per_replica(shape, unit.protocol.training.batch_size)))
+        return max(1, int(0.8 * free / bytes_of(unit.protocol, dataset)))
 
     @staticmethod
     def _free_memory() -> None:
@@ -235,6 +242,18 @@ def _title(units: Sequence[Unit]) -> str:
     return f"{units[0].protocol.data}: {shown}"
 
 
+def bytes_of(protocol: Protocol, dataset: Dataset) -> int:
+    """Roughly what one replica of a stack needs on a GPU, training or being evaluated."""
+    channels, side, classes, batch = *dataset.shape[:2], len(dataset.classes), protocol.training.batch_size
+    if not protocol.architecture.layered:
+        return bytes_per_replica(Shape(protocol.architecture, channels, side, classes), batch)
+    layers = protocol.architecture.shape(channels, side - 2 * protocol.normalisation.crop, classes).weight_layers()
+    images = max(batch, layered_evaluation.CHUNK)
+    # Windows, maps before and after a pool, and what backward makes of them.
+    maps = sum(one.side_out**2 * (3 * one.fan_in * one.convolution + 4 * one.units) for one in layers)
+    return 4 * (12 * sum(one.weights for one in layers) + images * maps) + 8 * len(dataset.train)
+
+
 def bytes_per_replica(shape: Shape, batch: int) -> int:
     """Roughly what one replica of a stack needs on a GPU, training or being evaluated."""
     architecture = shape.architecture
@@ -261,7 +280,7 @@ def versions() -> dict[str, str]:
     return names
 
 
-def _how(stack: Stack) -> dict[str, str]:
+def _how(stack: Stack | LayeredStack) -> dict[str, str]:
     """What of the device's own choices can move the last digits."""
     tuned = launch_config.evidence(stack.device) if stack.fused else {}
     return {"convolutions": str(stack.input_dtype).removeprefix("torch."), **tuned}

@@ -15,7 +15,8 @@ import torch
 
 from dropconnectpp.lab.config.protocol import Evaluation
 from dropconnectpp.lab.data.dataset import Dataset
-from dropconnectpp.lab.replicas import evaluation
+from dropconnectpp.lab.replicas import evaluation, layered_evaluation
+from dropconnectpp.lab.replicas.layered_stack import LayeredStack
 from dropconnectpp.lab.replicas.network import Unit
 from dropconnectpp.lab.replicas.stack import Stack
 from dropconnectpp.lab.runs.checkpoints import Checkpoint, Checkpoints
@@ -30,6 +31,16 @@ SAVING_SHARE = 0.03
 """Share of the time that checkpoints may take: those of many wide networks are gigabytes."""
 SAVING_BYTES_S = 2e8
 """Bytes that a checkpoint writes in a second, until one was written and measured."""
+
+
+LAYERED_FINAL_SHARE = 3.0
+"""Roughly how many times as long the final evaluation of a network given as layers takes as one along the way."""
+
+
+def make_stack(units: Sequence[Unit], dataset: Dataset, device: torch.device) -> Stack | LayeredStack:
+    """The stack that trains such networks: the paper's, or those given as layers."""
+    kind = LayeredStack if units[0].protocol.architecture.layered else Stack
+    return kind(units, dataset, device)
 
 
 class OutOfTimeError(Exception):
@@ -61,7 +72,7 @@ class Session:
     def __post_init__(self) -> None:
         self.protocol = self.units[0].protocol
         self.keys = tuple(unit.key for unit in self.units)
-        self.stack = Stack(self.units, self.dataset, self.device)
+        self.stack = make_stack(self.units, self.dataset, self.device)
         self.stack.on_batch = lambda share: self.display.within(self.stack.epoch + share)
         self.history = History([[] for _ in self.units], [[] for _ in self.units])
         self._saving_s = self.stack.state_bytes / SAVING_BYTES_S
@@ -124,19 +135,32 @@ class Session:
 
     def _evaluate(self) -> float:
         begun = time.monotonic()
-        points = self._with_less_memory(lambda: evaluation.along_the_way(self.stack, self.protocol.evaluation))
+        points = self._with_less_memory(self._points)
         for curve, point in zip(self.history.curves, points, strict=True):
             curve.append({"epoch": self.stack.epoch, **point})
         self.history.evaluation_s = time.monotonic() - begun
         return float(sum(point["accuracy"] for point in points) / len(points))
 
+    def _points(self) -> list[dict[str, Any]]:
+        stack, settings = self.stack, self.protocol.evaluation
+        if isinstance(stack, LayeredStack):
+            return layered_evaluation.along_the_way(stack, settings)
+        return evaluation.along_the_way(stack, settings)
+
+    def _final(self, foreign: Dataset | None) -> list[dict[str, Any]]:
+        stack, settings, report = self.stack, self.protocol.evaluation, self.display.evaluating
+        if isinstance(stack, LayeredStack):
+            return layered_evaluation.final(stack, settings, report)
+        return evaluation.final(stack, settings, foreign, report)
+
     def measure(self, foreign: Dataset | None) -> list[dict[str, Any]]:
         """Measure everything at the end, for each replica."""
         if self._unsaved and self.seconds > self.checkpoint_s:
             self.save()  # the final evaluation may be long
-        self._require(self.history.evaluation_s * _final_share(self.protocol.evaluation), then_save=False)
-        settings, report = self.protocol.evaluation, self.display.evaluating
-        return self._with_less_memory(lambda: evaluation.final(self.stack, settings, foreign, report))
+        layered = isinstance(self.stack, LayeredStack)
+        times = LAYERED_FINAL_SHARE if layered else _final_share(self.protocol.evaluation)
+        self._require(self.history.evaluation_s * times, then_save=False)
+        return self._with_less_memory(lambda: self._final(foreign))
 
     def _require(self, needed_s: float, *, then_save: bool = True) -> None:
         """Stop here unless this much can be done in time, and then be saved."""

@@ -48,9 +48,10 @@ class Gating(ABC):
         rule: StepRule,
         root_seed: int,
         steps: int,
+        num_data: int,
     ) -> None:
         self.settings, self.rows, self.replicas, self.layers = tuple(settings), rows, replicas, tuple(layers)
-        self.root_seed, self.steps = root_seed, steps
+        self.root_seed, self.steps, self.num_data = root_seed, steps, num_data
         self.step = 0  # the next one: the stack counts
         self.kl_weights = torch.ones(len(replicas), device=replicas.device, dtype=weights[0].dtype)
         """What the table's column "kl" is multiplied by: it changes where a price is steered."""
@@ -86,6 +87,9 @@ class Gating(ABC):
     def columns(self, first: int, count: int, table: Table) -> None:
         """Fill the columns of steps ``first`` and after but the weights' step sizes and Adam's corrections."""
         table[:, :, kernels.KEEP] = 1.0
+
+    def brake(self, now: Tensor) -> None:  # noqa: B027 (most have nothing to do)
+        """Change a step's settings by what was last read; on the device, as part of the step."""
 
     def draw(self, number: int, now: Tensor, step: Tensor, out: Tensor) -> None:
         """The weights (or variances) of a layer that a step uses."""

@@ -38,6 +38,7 @@ class PlannedGroups(PlannedGates):
                 gate=start,
                 gate_first=torch.zeros_like(start),
                 gate_second=torch.zeros_like(start),
+                gate_epsilon=synapses.gate_epsilon,
             )
             self.groups.append(group)
             synapses.kind = "plain"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dropconnectpp.inference.schedule import SparsitySchedule, Steering
+from dropconnectpp.inference.schedule import BRAKE, SparsitySchedule, Steering
 from dropconnectpp.lab.config.pruning import GradualMagnitude, Plan
 from dropconnectpp.lab.kernels import synapses as kernels
 from dropconnectpp.lab.philox import Stream
@@ -21,6 +21,17 @@ from dropconnectpp.lab.replicas.pruning.magnitude import magnitude_support
 
 SURE = 20.0
 """Log-odds of a gate that a control sets."""
+LOGIT_EPSILON = 1e-5
+"""Adam's epsilon for the logits, in nats over the training set, as the library's `SparsityPlan` has it."""
+
+
+HIGHEST = 1e30
+"""Log-odds where there is no ceiling; finite, so that float32 holds them."""
+
+
+def log_odds(probability: float) -> float:
+    """logit; infinite for 1."""
+    return math.inf if probability == 1.0 else math.log(probability) - math.log1p(-probability)
 
 
 def _is_control(settings: Plan) -> bool:
@@ -34,8 +45,17 @@ class PlannedGates(Gating):
     settings: tuple[Plan, ...]
 
     def prepare(self) -> None:
-        self.add_gates([math.log(one.keep_probability / (1.0 - one.keep_probability)) for one in self.settings])
         self.schedules: list[SparsitySchedule] = [one.schedule(self.steps) for one in self.settings]
+        self.add_gates(
+            [
+                min(log_odds(one.keep_probability), log_odds(schedule.ceiling))
+                for one, schedule in zip(self.settings, self.schedules, strict=True)
+            ]
+        )
+        for synapses in self.synapses:
+            synapses.gate_epsilon = LOGIT_EPSILON / self.num_data
+        self.shares = torch.ones_like(self.kl_weights)
+        """The share kept at the last reading, where one is to be met."""
         self.steerings: list[Steering] = [schedule.start() for schedule in self.schedules]
         self._set_prices()
 
@@ -49,7 +69,7 @@ class PlannedGates(Gating):
     def columns(self, first: int, count: int, table: Table) -> None:
         found: dict[Any, np.ndarray[Any, Any]] = {}
         for row, (one, schedule) in enumerate(zip(self.settings, self.schedules, strict=True)):
-            key = schedule.warmup, schedule.fix_at, schedule.logit_lr  # the price comes apart
+            key: Any = schedule.warmup, schedule.fix_at, schedule.logit_lr  # the price comes apart
             if key not in found:
                 found[key] = np.array(
                     [
@@ -61,10 +81,23 @@ class PlannedGates(Gating):
             table[:, row, kernels.GATE_LR] = lr if one.learning else 0.0
             table[:, row, kernels.KL] = factor
             table[:, row, kernels.FIXED] = fixed
-            table[:, row, kernels.KEEP] = 1.0 - one.noise
+            table[:, row, kernels.KEEP] = schedule.ceiling
+            table[:, row, kernels.CEILING] = min(log_odds(schedule.ceiling), HIGHEST)
+            table[:, row, kernels.LEAST] = log_odds(schedule.threshold)
+            if schedule.keep is not None and one.learning:
+                table[:, row, kernels.TARGET] = self._targets(schedule, first, count)
             alone = one.hyper == "marginal"
             table[:, row, kernels.ALPHA] = math.log(one.alpha / one.beta) if alone else one.alpha
             table[:, row, kernels.BETA] = 0.0 if alone else one.beta
+
+    @staticmethod
+    def _targets(schedule: SparsitySchedule, first: int, count: int) -> list[float]:
+        """Shares below which logits stand still, so that no more is lost than was asked for."""
+        return [BRAKE * schedule.target_share(step) for step in range(first, first + count)]
+
+    def brake(self, now: Tensor) -> None:
+        """Let the logits stand still where fewer connections are left than are aimed at."""
+        now[:, kernels.GATE_LR].mul_(self.shares >= now[:, kernels.TARGET])
 
     # ------------------------------------------------------------------------------- steering and fixing
 
@@ -85,6 +118,7 @@ class PlannedGates(Gating):
                 for schedule, state, share in zip(self.schedules, self.steerings, shares, strict=True)
             ]
             self._set_prices()
+            self.shares.copy_(torch.tensor([state.share for state in self.steerings], dtype=self.shares.dtype))
         rows = [row for row, schedule in enumerate(self.schedules) if schedule.fix_step == step]
         self._choose([row for row in rows if _is_control(self.settings[row])])
 
@@ -96,7 +130,7 @@ class PlannedGates(Gating):
         for synapses, layer in zip(self.synapses, self.layers, strict=True):
             gate = synapses.gates()[0]
             for row in learned:
-                count = (gate[row : row + 1] > 0).flatten(1).sum(1)
+                count = (gate[row : row + 1] > log_odds(self.schedules[row].threshold)).flatten(1).sum(1)
                 kept = largest(self._scores(row, synapses.weight, layer.name), count)
                 gate[row] = torch.where(kept.view(gate.shape[1:]), SURE, -SURE)
         still = [row for row in rows if not self.settings[row].learning]
@@ -122,13 +156,14 @@ class PlannedGates(Gating):
         return self.synapses[number].gates()[0]
 
     def support(self, number: int) -> Tensor:
-        return self._logit(number) > 0
+        logit = self._logit(number)
+        return logit > self._per_replica([log_odds(schedule.threshold) for schedule in self.schedules], logit)
 
     def whole_weight(self, number: int) -> Tensor:
-        weight, logit = self.synapses[number].weight, self._logit(number)
-        keep = self._per_replica([1.0 - one.noise for one in self.settings], weight)
+        weight = self.synapses[number].weight
+        kept = self._per_replica([schedule.ceiling for schedule in self.schedules], weight) * self.support(number)
         fixed = self._per_replica([float(schedule.fixed(self.step)) for schedule in self.schedules], weight) > 0
-        return weight * keep * torch.where(fixed, (logit > 0).to(weight.dtype), torch.sigmoid(logit))
+        return weight * torch.where(fixed, kept, torch.sigmoid(self._logit(number)))
 
     def kl(self) -> Tensor:
         total = super().kl()
@@ -153,3 +188,4 @@ class PlannedGates(Gating):
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
         self.steerings = [Steering(*one) for one in state["steerings"]]
+        self.shares.copy_(torch.tensor([one.share for one in self.steerings], dtype=self.shares.dtype))
