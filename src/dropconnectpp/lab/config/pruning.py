@@ -40,9 +40,10 @@ class Pruning:
 
     @property
     def label(self) -> str:
-        """What tables call it, with the settings that are not the defaults."""
-        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
-        return self.title + (f" ({', '.join(changed)})" if changed else "")
+        """What tables call it, with the share to keep and the settings that are not the defaults."""
+        values = {item.name: (getattr(self, item.name), item.default) for item in fields(self)}
+        shown = [n for n, (value, default) in values.items() if value != default or (n == "keep" and value is not None)]
+        return self.title + (f" ({', '.join(f'{n}={values[n][0]}' for n in shown)})" if shown else "")
 
 
 def _share(name: str, value: float | None) -> None:

@@ -18,7 +18,7 @@ Shapes: R replicas, then a layer's own axes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -47,6 +47,7 @@ K1, K2, K3 = 0.63576, 1.87320, 1.48695
 """Of the approximation to the KL of Gaussian multiplicative noise from a log-uniform prior."""
 HALF_WORD = 2.0**-25
 """Added to a uniform number, so that its logarithm is finite."""
+TENSORS = ("weight", "first", "second", "gate", "gate_first", "gate_second", "mask")
 BLOCK = 256
 """Blocks of four synapses that a program takes."""
 
@@ -82,6 +83,13 @@ class Synapses:
     """For "mask": whether any replica has a `keep` below 1."""
     gate_epsilon: float = ADAM_EPSILON
     _noise: Tensor | None = field(default=None, repr=False)
+    _rows: list[Synapses] = field(default_factory=list, repr=False)
+    """From `draw` to `update`, where noise is kept: of the twin alone."""
+
+    def row(self, r: int) -> Synapses:
+        """One replica's, in the same memory."""
+        tensors = {n: v[r : r + 1] for n in TENSORS if (v := getattr(self, n)) is not None}
+        return replace(self, **tensors, _noise=None, _rows=[])
 
     def gates(self) -> tuple[Tensor, Tensor, Tensor]:
         """The gates and their moments."""
@@ -107,6 +115,13 @@ def draw(synapses: Synapses, now: Tensor, replicas: Tensor, step: Tensor, out: T
     """The weights that a step uses, into ``out``; for "variance" the variances."""
     if synapses.by_kernel() and supported(out, now):
         _launch_draw(synapses, now, replicas, step, out)
+        return
+    if len(synapses.weight) > 1 and synapses.weight.device.type == "cpu":
+        # One after the other: a logarithm's last digit may depend on where in memory its vector begins.
+        pieces = [synapses.row(r) for r in range(len(synapses.weight))]
+        for r, one in enumerate(pieces):
+            draw(one, now[r : r + 1], replicas[r : r + 1], step, out[r : r + 1])
+        synapses._rows = pieces
         return
     weight, kind = synapses.weight, synapses.kind
     if kind == "plain":
@@ -194,6 +209,12 @@ def update(
     variance = None if grad_variance is None else grad_variance.contiguous()
     if synapses.by_kernel() and supported(grad, variance, now):
         _launch_update(synapses, now, replicas, step, grad, variance)
+        return
+    if synapses._rows:
+        for r, one in enumerate(synapses._rows):
+            own = None if variance is None else variance[r : r + 1]
+            update(one, now[r : r + 1], replicas[r : r + 1], step, grad[r : r + 1], own)
+        synapses._rows = []
         return
     grad_weight, grad_gate = gradients(synapses, now, synapses._noise, grad, variance)
     synapses._noise = None

@@ -10,6 +10,7 @@ from typing import Any
 from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.config.notes import WAYS
 from dropconnectpp.lab.config.protocol import paper
+from dropconnectpp.lab.config.settings import late_settings
 from dropconnectpp.lab.report import paper_values
 from dropconnectpp.lab.report.formats import finite, setting
 from dropconnectpp.lab.runs.store import FINAL, Row, StoredProtocol
@@ -52,8 +53,10 @@ class ReportedExperiment:
     def paper_data(self) -> str:
         """The data set whose values in the paper are comparable; empty if the network is not the paper's."""
         known = self.data in paper_values.TITLES
-        usual = asdict(paper(self.data, "none").architecture) if known else {}
+        usual = late_settings(paper(self.data, "none").architecture) if known else {}
         given = _table(self.settings, "architecture")
+        if given.get("name", "paper") != "paper":
+            return ""
         return self.data if all(given.get(name) in (value, _as_list(value)) for name, value in usual.items()) else ""
 
     @property
@@ -218,7 +221,7 @@ def _named(experiments: list[ReportedExperiment]) -> list[ReportedExperiment]:
     """Give each experiment a variant and a unique label, and the replicas to expect."""
     result = []
     for column in _groups(experiments, lambda e: e.data):
-        apart = _differences(column, ("data", "method.", "evaluation.", "training.step_size"))
+        apart = _differences(column, ("data", "method.", "pruning.", "evaluation.", "training.step_size"))
         column = [replace(e, variant=text) for e, text in zip(column, apart, strict=True)]
         for compared in _groups(column, lambda e: e.variant):
             expected = frozenset(row.key.replica for e in compared for row in e.rows)

@@ -164,6 +164,13 @@ def largest(scores: Tensor, counts: Tensor) -> Tensor:
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, order, ranks < counts[:, None])
 
 
+def sigmoid(values: Tensor) -> Tensor:
+    """torch's, replica by replica on a CPU: there its last digit may depend on where in memory a vector begins."""
+    if values.device.type != "cpu":
+        return torch.sigmoid(values)
+    return torch.stack([torch.sigmoid(own.clone()) for own in values])
+
+
 def split_layers(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """(R, all weights) into layers' shapes."""
     pieces = flat.split([one[0].numel() for one in like], 1)

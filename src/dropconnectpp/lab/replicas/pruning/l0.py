@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dropconnectpp.lab.config.pruning import L0
 from dropconnectpp.lab.kernels import synapses as kernels
-from dropconnectpp.lab.replicas.pruning.gating import Gating, Table
+from dropconnectpp.lab.replicas.pruning.gating import Gating, Table, sigmoid
 from dropconnectpp.lab.replicas.pruning.sparse_vd import by_rank, rising
 
 
@@ -34,7 +34,7 @@ class HardConcreteGates(Gating):
         """The gates that predict, without noise."""
         log_alpha = self.synapses[number].gates()[0]
         stretch = self._per_replica([one.stretch for one in self.settings], log_alpha)
-        return (torch.sigmoid(log_alpha) * (1 + 2 * stretch) - stretch).clamp(0.0, 1.0)
+        return (sigmoid(log_alpha) * (1 + 2 * stretch) - stretch).clamp(0.0, 1.0)
 
     def support(self, number: int) -> Tensor:
         kept = self.gate(number) > 0

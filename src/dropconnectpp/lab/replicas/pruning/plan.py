@@ -16,7 +16,7 @@ from dropconnectpp.inference.schedule import BRAKE, SparsitySchedule, Steering
 from dropconnectpp.lab.config.pruning import GradualMagnitude, Plan
 from dropconnectpp.lab.kernels import synapses as kernels
 from dropconnectpp.lab.philox import Stream
-from dropconnectpp.lab.replicas.pruning.gating import Gating, Table, largest
+from dropconnectpp.lab.replicas.pruning.gating import Gating, Table, largest, sigmoid
 from dropconnectpp.lab.replicas.pruning.magnitude import magnitude_support
 
 SURE = 20.0
@@ -163,7 +163,7 @@ class PlannedGates(Gating):
         weight = self.synapses[number].weight
         kept = self._per_replica([schedule.ceiling for schedule in self.schedules], weight) * self.support(number)
         fixed = self._per_replica([float(schedule.fixed(self.step)) for schedule in self.schedules], weight) > 0
-        return weight * torch.where(fixed, kept, torch.sigmoid(self._logit(number)))
+        return weight * torch.where(fixed, kept, sigmoid(self._logit(number)))
 
     def kl(self) -> Tensor:
         total = super().kl()
