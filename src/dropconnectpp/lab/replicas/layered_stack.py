@@ -64,12 +64,12 @@ class LayeredStack:
         self.units, self.device, self.protocol = tuple(units), device, units[0].protocol
         protocol = self.protocol
         self.dtype = torch.float64 if protocol.precision == "float64" else torch.float32
-        mixed = protocol.precision == "mixed" and tensor_cores(device)
-        self.input_dtype = torch.bfloat16 if mixed else self.dtype
         self.examples = LayeredExamples(dataset, protocol, device, self.dtype)
         channels, side = self.examples.shape
         self.shape = protocol.architecture.shape(channels, side, len(dataset.classes))
         self.layers = self.shape.weight_layers()
+        mixed = protocol.precision == "mixed" and tensor_cores(device) and self.layers[0].convolution
+        self.input_dtype = torch.bfloat16 if mixed else self.dtype
         self.gated = [n for n, one in enumerate(self.layers) if one.layer.gated]
         batch, count = protocol.training.batch_size, len(self.examples.rows)
         if count < batch:
@@ -243,7 +243,7 @@ class LayeredStack:
         weights, biases, variances = leaves[:count], leaves[count : 2 * count], leaves[2 * count :]
         with torch.enable_grad():
             logits = run_layers(self.shape, images, self._affine(weights, biases, variances), biases)
-            flat = cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="none")
+            flat = cross_entropy(logits.to(self.dtype).flatten(0, 1), labels.flatten(), reduction="none")
             losses = flat.view(labels.shape).mean(1)
             found = torch.autograd.grad(losses.sum(), leaves)
         return losses.detach(), list(found)

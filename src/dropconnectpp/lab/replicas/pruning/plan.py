@@ -68,6 +68,7 @@ class PlannedGates(Gating):
 
     def columns(self, first: int, count: int, table: Table) -> None:
         found: dict[Any, np.ndarray[Any, Any]] = {}
+        targets: dict[Any, list[float]] = {}
         for row, (one, schedule) in enumerate(zip(self.settings, self.schedules, strict=True)):
             key: Any = schedule.warmup, schedule.fix_at, schedule.logit_lr  # the price comes apart
             if key not in found:
@@ -85,7 +86,10 @@ class PlannedGates(Gating):
             table[:, row, kernels.CEILING] = min(log_odds(schedule.ceiling), HIGHEST)
             table[:, row, kernels.LEAST] = log_odds(schedule.threshold)
             if schedule.keep is not None and one.learning:
-                table[:, row, kernels.TARGET] = self._targets(schedule, first, count)
+                aim = schedule.keep, schedule.fix_at
+                if aim not in targets:
+                    targets[aim] = self._targets(schedule, first, count)
+                table[:, row, kernels.TARGET] = targets[aim]
             alone = one.hyper == "marginal"
             table[:, row, kernels.ALPHA] = math.log(one.alpha / one.beta) if alone else one.alpha
             table[:, row, kernels.BETA] = 0.0 if alone else one.beta

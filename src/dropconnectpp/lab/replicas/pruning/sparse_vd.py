@@ -6,7 +6,9 @@ where it arrives, at the units: their mean is that of the weights, their varianc
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dropconnectpp.lab.config.pruning import SparseVD
@@ -65,9 +67,10 @@ class NoisyWeights(Gating):
         return [one.kl_weight for one in self.settings]
 
 
-def rising(first: int, count: int, warmup: float) -> list[float]:
+def rising(first: int, count: int, warmup: float) -> NDArray[np.float64]:
     """From 0 to 1 in a line over the warmup, for some steps."""
-    return [min(1.0, step / warmup) if warmup else 1.0 for step in range(first, first + count)]
+    steps = np.arange(first, first + count, dtype=np.float64)
+    return np.minimum(1.0, steps / warmup) if warmup else np.ones_like(steps)
 
 
 def by_rank(gating: Gating, scores: list[Tensor], rows: list[int]) -> list[Tensor]:

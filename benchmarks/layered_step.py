@@ -1,0 +1,114 @@
+"""What a training step of networks given as layers costs: microseconds a step, and a step and network, by method.
+
+    python benchmarks/layered_step.py                                   # both networks, every method, 20 at once
+    python benchmarks/layered_step.py --networks lenet-300-100 --replicas 20,100 --methods plan,gradual
+
+The methods are timed in turn, round after round; medians are shown. Images are made up, so that no data set is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+import torch
+
+from dropconnectpp.lab import device as devices
+from dropconnectpp.lab.config.method import Method
+from dropconnectpp.lab.config.protocol import Architecture, Protocol, Training
+from dropconnectpp.lab.config.pruning import L0, GradualMagnitude, Plan, Pruning, SparseVD
+from dropconnectpp.lab.data.dataset import Dataset, Provenance, Split
+from dropconnectpp.lab.replicas.layered_stack import LayeredStack
+from dropconnectpp.lab.replicas.network import Unit
+from dropconnectpp.lab.replicas.stack import fast_products
+
+METHODS: dict[str, Method | Pruning] = {
+    "none": Method(kind="none"),
+    "dropconnect": Method(kind="dropconnect", rate=0.2),
+    "dropout": Method(kind="dropout", rate=0.2),
+    "gradual": GradualMagnitude(keep=0.02),
+    "gradual + noise": GradualMagnitude(keep=0.02, noise="dropconnect", rate=0.2),
+    "plan": Plan(keep=0.02),
+    "plan, optimal": Plan(keep=0.02, hyper="optimal"),
+    "groups": Plan(price=1.0, granularity="input"),
+    "sparse vd": SparseVD(),
+    "l0": L0(),
+}
+NETWORKS = ("lenet-300-100", "lenet-5-caffe")
+IMAGES = 60_000
+
+
+def images() -> Dataset:
+    """Noise in the shape of MNIST."""
+    random = np.random.default_rng(0)
+    train, test = (
+        Split(random.integers(0, 256, (count, 1, 28, 28), dtype=np.uint8), np.arange(count) % 10)
+        for count in (IMAGES, 1000)
+    )
+    return Dataset("noise", train, test, tuple("0123456789"), "", "", Provenance("made up", verified=False))
+
+
+def stack_of(network: str, method: Method | Pruning, replicas: int, settings: argparse.Namespace) -> LayeredStack:
+    """A stack of one method, ready for its first step."""
+    changed = {"method": method} if isinstance(method, Method) else {"pruning": method}
+    protocol = Protocol(
+        data="noise",
+        architecture=Architecture(name=network),
+        training=Training(step_size=1e-3, optimiser="adam", schedule="second-half", batch_size=settings.batch),
+        precision=settings.precision,
+        **changed,
+    )
+    stack = LayeredStack([Unit(protocol, r) for r in range(replicas)], NOISE, settings.device)
+    stack.shuffle()
+    return stack
+
+
+def seconds_of(stack: LayeredStack, steps: int) -> float:
+    """Of a step, on average over some."""
+    stack.position.zero_()
+    with fast_products(stack.device, stack.dtype):
+        begun = time.perf_counter()
+        for _ in range(steps):
+            stack._run_step()
+        if stack.device.type == "cuda":
+            torch.cuda.synchronize()
+    return (time.perf_counter() - begun) / steps
+
+
+def main() -> None:
+    """Time what is asked for and print a table."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--networks", default=",".join(NETWORKS))
+    arguments.add_argument("--methods", default=";".join(METHODS), help="separated by semicolons")
+    arguments.add_argument("--replicas", default="20", help="networks at once, separated by commas")
+    arguments.add_argument("--batch", type=int, default=128)
+    arguments.add_argument("--steps", type=int, default=200)
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--precision", default="float32", choices=("mixed", "float32"))
+    arguments.add_argument("--device", type=devices.choose, default="auto")
+    settings = arguments.parse_args()
+    print(
+        f"{devices.describe(settings.device)}, torch {torch.__version__}, batch {settings.batch}, {settings.precision}"
+    )
+    print(f"{'network':<16}{'method':<18}{'networks':>9}{'us/step':>10}{'us/step/network':>17}")
+    for network in settings.networks.split(","):
+        for replicas in map(int, settings.replicas.split(",")):
+            stacks = {m: stack_of(network, METHODS[m], replicas, settings) for m in settings.methods.split(";")}
+            for stack in stacks.values():
+                seconds_of(stack, 6)  # compiled, and captured in a graph
+            found: dict[str, list[float]] = {name: [] for name in stacks}
+            for _ in range(settings.rounds):
+                for name, stack in stacks.items():
+                    found[name].append(seconds_of(stack, settings.steps))
+            for name, times in found.items():
+                step = 1e6 * statistics.median(times)
+                print(f"{network:<16}{name:<18}{replicas:>9}{step:>10.0f}{step / replicas:>17.1f}", flush=True)
+            del stacks, stack
+
+
+NOISE = images()
+
+if __name__ == "__main__":
+    main()
