@@ -331,7 +331,7 @@ logit_steps = [1, 10]
     [
         ("repeats = ", "cannot be read ("),
         ("a = 1\na = 2", "cannot be read ("),
-        ("seeds = 3", "seeds is no setting. Known: repeats, protocol, methods, selection."),
+        ("seeds = 3", "seeds is no setting. Known: repeats, protocol, methods, selection, sparsity."),
         ("[protocol]\ncolour = 1", "protocol.colour is no setting. Known: architecture, data, "),
         ("[protocol.training]\nlr = 1", "protocol.training.lr is no setting. Known: batch_size, "),
         ("[[methods]]\ndropout = 1", "methods.dropout is no setting. Known: alpha, "),
@@ -386,7 +386,8 @@ def test_a_file_that_is_not_there_is_told_with_what_else_there_is(tmp_path):
     with pytest.raises(ProtocolError) as error:
         from_file(path)
     assert str(error.value) == (
-        f"{path}: there is no such file. The paper's experiments are table1, table2, table3, figure1."
+        f"{path}: there is no such file. The paper's experiments are table1, table2, table3, figure1; another is "
+        "sparsity."
     )
 
 

@@ -139,6 +139,7 @@ SHOWN: dict[str, tuple[TableName, ...]] = {
     "table2": ("time", "prediction"),
     "table3": ("samples",),
     "figure1": ("accuracy", "shares"),
+    "sparsity": ("connections", "connections_tests", "units"),
 }
 """The tables that a command prints at its end; the others are on the page."""
 

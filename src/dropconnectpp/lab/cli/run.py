@@ -31,6 +31,7 @@ from dropconnectpp.lab.cli.results import make_folder, write_report
 from dropconnectpp.lab.config.method import METHODS, PAPER_METHODS
 from dropconnectpp.lab.config.notes import COMMAND, COMMAND_TOGETHER, TIMING_COMMAND
 from dropconnectpp.lab.config.settings import ProtocolError
+from dropconnectpp.lab.config.sparsity import NAMES as SPARSE_METHODS
 
 if TYPE_CHECKING:
     from dropconnectpp.lab.config.experiments import Experiment
@@ -53,21 +54,31 @@ def root(
 
 def run(
     what: Annotated[
-        str, typer.Argument(help="table1, table2, table3, figure1, or a TOML file of your own.", show_default=False)
+        str,
+        typer.Argument(
+            help="table1, table2, table3, figure1, sparsity, or a TOML file of your own.", show_default=False
+        ),
     ],
     context: typer.Context,
     dataset: DatasetName = "cifar10",
     repeats: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Networks of each method, from different random starts (default: 50, or as the file says)."
+            min=1,
+            help="Networks of each method, from different random starts (default: 50; of sparsity 20; of a file as it "
+            "says).",
         ),
     ] = None,
     methods: Annotated[
-        str, typer.Option(help=f"Methods to train, separated by commas; from {', '.join(METHODS)}.")
-    ] = ",".join(PAPER_METHODS),
+        str | None,
+        typer.Option(
+            help=f"Methods to train, separated by commas; from {', '.join(METHODS)} (default: "
+            f"{','.join(PAPER_METHODS)}). Of sparsity from {', '.join(SPARSE_METHODS)} (default: all)."
+        ),
+    ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epochs for each network (default: the paper's 100).")
+        int | None,
+        typer.Option(min=1, help="Epochs for each network (default: the paper's 100; lenet-5-caffe has 60)."),
     ] = None,
     step_size: Annotated[
         float | None, typer.Option(help="Step size of Adagrad (default: chosen as in the paper).")
@@ -89,6 +100,26 @@ def run(
     foreign: Annotated[
         str | None, typer.Option(help="Another data set, on which the networks' uncertainty is measured too.")
     ] = None,
+    network: Annotated[
+        str, typer.Option(help="The network of sparsity: lenet-300-100 or lenet-5-caffe.")
+    ] = "lenet-300-100",
+    keep: Annotated[
+        str | None,
+        typer.Option(help="Shares of weights that sparsity keeps, separated by commas (default: 0.05,0.02,0.01)."),
+    ] = None,
+    structured: Annotated[
+        bool, typer.Option("--structured", help="Sparsity by whole inputs, units and filters, of DropConnect++ alone.")
+    ] = False,
+    controls: Annotated[
+        bool,
+        typer.Option(
+            "--controls",
+            help="Train what DropConnect++ must beat too: its support drawn at random, by size, not learned.",
+        ),
+    ] = False,
+    tries: Annotated[
+        int, typer.Option(min=1, help="Networks of each setting that sparsity tries on held-out training data.")
+    ] = 2,
     first_replica: Annotated[
         int,
         typer.Option(min=0, help="Number of the first network. Machines that share no folder need different ones."),
@@ -101,6 +132,10 @@ def run(
 ) -> None:
     """Run an experiment of the paper, or your own, and write its tables and a page.
 
+    table1, table2, table3 and figure1 are the paper's. sparsity compares methods that keep few connections, error
+    against the share of weights kept: DropConnect++, pruning by size, Sparse VD and L0, each tried with as many
+    settings on held-out training data; the best at each share goes to the test set.
+
     If it is stopped or killed, the same command resumes it. Several processes may share a folder.
 
     Examples:
@@ -109,19 +144,34 @@ def run(
 
       dcpp run table1 --dataset fashion-mini --epochs 5 --repeats 3
 
+      dcpp run sparsity --dataset mnist --network lenet-300-100 --keep 0.05,0.02,0.01 --device cuda
+
       dcpp run mine.toml --out results --time-limit 9m
     """
     from dropconnectpp.lab.config import experiments
 
     if what not in experiments.NAMES and (what.endswith(".toml") or Path(what).is_file()):
         experiment = experiments.from_file(Path(what))
-        _refuse_paper_options(what, context)
+        _refuse(what, context, (*SHARED, *PAPER_ONLY, *SPARSITY_ONLY), f"Write it into {what}.")
         experiment = experiment if repeats is None else replace(experiment, repeats=repeats)
+    elif what == "sparsity":
+        _refuse(what, context, PAPER_ONLY, "Its settings are tried on held-out training data.")
+        experiment = experiments.sparsity(
+            dataset,
+            network,
+            search=experiments.sparsity_search(keep, tries=tries, structured=structured, controls=controls),
+            methods=None if methods is None else _listed(methods),
+            structured=structured,
+            repeats=20 if repeats is None else repeats,
+            epochs=epochs,
+            root_seed=seed,
+        )
     else:
+        _refuse(what, context, SPARSITY_ONLY, "It is for dcpp run sparsity.")
         experiment = experiments.of_the_paper(
             what,
             dataset,
-            methods=[name.strip() for name in methods.split(",") if name.strip()],
+            methods=list(PAPER_METHODS) if methods is None else _listed(methods),
             repeats=50 if repeats is None else repeats,
             epochs=epochs,
             step_size=step_size,
@@ -140,7 +190,7 @@ def run(
             _time(experiment, runner)
         elif not _train(experiment, runner):
             raise typer.Exit(3)
-    write_report(out, what)
+    write_report(out, what if experiment.sparsity is None else "sparsity")
 
 
 def demo(
@@ -205,12 +255,23 @@ def _runner(
         signal.signal(signal.SIGTERM, before)
 
 
-def _refuse_paper_options(what: str, context: typer.Context) -> None:
-    """Raise if an option was given that the file would override: it must not be ignored silently."""
-    for name in ("dataset", "methods", "epochs", "step_size", "rate", "together", "hyper", "seed", "foreign"):
+SHARED = ("dataset", "methods", "epochs", "seed")
+PAPER_ONLY = ("step_size", "rate", "together", "hyper", "foreign")
+SPARSITY_ONLY = ("network", "keep", "structured", "controls", "tries")
+"""Options by the experiments that take them; a file takes none of them."""
+
+
+def _refuse(what: str, context: typer.Context, names: tuple[str, ...], advice: str) -> None:
+    """Raise if an option was given that this experiment does not take: it must not be ignored silently."""
+    for name in names:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise ProtocolError(f"--{name.replace('_', '-')} is for the paper's experiments. Write it into {what}.")
+            raise ProtocolError(f"--{name.replace('_', '-')} is not for {what}. {advice}")
+
+
+def _listed(names: str) -> list[str]:
+    """Names separated by commas."""
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def _check_data(experiment: Experiment, runner: Runner) -> None:
@@ -228,8 +289,11 @@ def _check_data(experiment: Experiment, runner: Runner) -> None:
 def _train(experiment: Experiment, runner: Runner) -> bool:
     """Choose open settings, then train. Return whether everything is finished."""
     from dropconnectpp.lab.replicas.network import Unit
+    from dropconnectpp.lab.runs.frontier import train_frontier
     from dropconnectpp.lab.runs.hyperparameters import choose_hyperparameters
 
+    if experiment.sparsity is not None:
+        return train_frontier(experiment, runner)
     complete = choose_hyperparameters(experiment.protocols, runner, experiment.selection)
     if complete is None:
         return False

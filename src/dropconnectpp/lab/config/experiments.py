@@ -10,10 +10,20 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dropconnectpp.lab.config.method import METHODS, PAPER_METHODS, Hyper, Method, MethodName
-from dropconnectpp.lab.config.protocol import Architecture, Evaluation, Protocol, paper
+from dropconnectpp.lab.config.protocol import Architecture, Evaluation, Protocol, Training, paper
 from dropconnectpp.lab.config.pruning import PRUNING, Pruning
-from dropconnectpp.lab.config.selection import Selection
+from dropconnectpp.lab.config.selection import Selection, SparsitySearch
 from dropconnectpp.lab.config.settings import ProtocolError, from_dict
+from dropconnectpp.lab.config.sparsity import (
+    CONTROLS,
+    KEEP,
+    STRUCTURED_KEEP,
+    check_budgets,
+    frontier_protocols,
+    protocol_for,
+    told,
+)
+from dropconnectpp.lab.config.sparsity import NAMES as SPARSE_METHODS
 
 ExperimentName = Literal["table1", "table2", "table3", "figure1"]
 NAMES: tuple[str, ...] = get_args(ExperimentName)
@@ -28,12 +38,16 @@ class Experiment:
     first_replica: int = 0
     """Machines without a shared folder can each train some of the replicas."""
     selection: Selection = field(default_factory=Selection)
+    sparsity: SparsitySearch | None = None
+    """Where it is given, the protocols are settings of methods that keep few connections, of which it chooses."""
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise ProtocolError(f"repeats must be at least 1, got {self.repeats}.")
         if not self.protocols:
             raise ProtocolError("an experiment needs at least one method.")
+        if self.sparsity is not None:
+            check_budgets(self.protocols, self.sparsity)
 
     @property
     def replicas(self) -> range:
@@ -84,14 +98,54 @@ def of_the_paper(
     return Experiment(protocols=tuple(protocols), repeats=repeats, selection=Selection(together=together))
 
 
+def sparsity(
+    data: str,
+    network: str = "lenet-300-100",
+    *,
+    search: SparsitySearch | None = None,
+    methods: Sequence[str] | None = None,
+    structured: bool = False,
+    repeats: int = 20,
+    epochs: int | None = None,
+    root_seed: int = 0,
+) -> Experiment:
+    """Error against the share of weights kept: DropConnect++ and its opponents, each tried with as many settings.
+
+    Without ``methods`` all are tried; where groups of weights are removed, DropConnect++ and the dense network.
+    """
+    search = sparsity_search(structured=structured) if search is None else search
+    if methods is None:
+        methods = ("dropconnect++", "none") if structured else SPARSE_METHODS
+    base = protocol_for(data, network, epochs, root_seed)
+    protocols = frontier_protocols(base, methods, search.keep, structured=structured)
+    return Experiment(protocols=protocols, repeats=repeats, sparsity=search)
+
+
+def sparsity_search(
+    keep: str | None = None, *, tries: int = 2, structured: bool = False, controls: bool = False
+) -> SparsitySearch:
+    """The search of `sparsity`, with shares as the command is given them.
+
+    >>> sparsity_search("0.05, 0.01").keep
+    (0.05, 0.01)
+    """
+    shares: tuple[float, ...] = STRUCTURED_KEEP if structured else KEEP
+    if keep is not None:
+        try:
+            shares = tuple(float(share) for share in keep.split(",") if share.strip())
+        except ValueError:
+            raise ProtocolError(f"keep must be shares separated by commas, such as 0.05,0.02, got {keep!r}.") from None
+    return SparsitySearch(keep=shares, repeats=tries, controls=tuple(CONTROLS) if controls else ())
+
+
 def from_file(path: Path) -> Experiment:
-    """Your own experiment: `repeats`, `[protocol]`, `[[methods]]`, `[selection]`, each of them optional."""
+    """Your own experiment: `repeats`, `[protocol]`, `[[methods]]`, `[selection]`, `[sparsity]`, each optional."""
     try:
         with path.open("rb") as file:
             content: dict[str, Any] = tomllib.load(file)
     except FileNotFoundError as error:
         raise ProtocolError(
-            f"{path}: there is no such file. The paper's experiments are {', '.join(NAMES)}."
+            f"{path}: there is no such file. The paper's experiments are {', '.join(NAMES)}; another is sparsity."
         ) from error
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"{path}: cannot be read ({error}).") from error
@@ -103,12 +157,13 @@ def from_file(path: Path) -> Experiment:
 
 def _from_content(content: dict[str, Any]) -> Experiment:
     for name, value in content.items():
-        if name not in ("repeats", "protocol", "methods", "selection"):
-            raise ProtocolError(f"{name} is no setting. Known: repeats, protocol, methods, selection.")
-        if name in ("protocol", "selection") and not isinstance(value, dict):
+        if name not in CONTENT:
+            raise ProtocolError(f"{name} is no setting. Known: {', '.join(CONTENT)}.")
+        if name in ("protocol", "selection", "sparsity") and not isinstance(value, dict):
             raise ProtocolError(f"{name} must be a table, under [{name}], got {value!r}.")
     bases = [from_dict(Protocol, one, "protocol.") for one in _by_step_size(content.get("protocol", {}))]
     base = bases[0]
+    search = from_dict(SparsitySearch, content["sparsity"], "sparsity.") if "sparsity" in content else None
     given = [content.get("protocol", {}).get("method", {})]
     chosen: list[Method | Pruning] = [base.method if base.pruning is None else base.pruning]
     if "methods" in content:
@@ -119,6 +174,8 @@ def _from_content(content: dict[str, Any]) -> Experiment:
             raise ProtocolError("protocol.method is one method and [[methods]] are several: give one or the other.")
         if "pruning" in content.get("protocol", {}):
             raise ProtocolError("protocol.pruning is one method and [[methods]] are several: give one or the other.")
+        if search is not None:
+            methods = [told(table, search.keep) for table in methods]
         given = [one for table in methods for one in _one_by_one(table)]
         chosen = [_method_from(one) for one in given]
     selection = from_dict(Selection, content.get("selection", {}), "selection.")
@@ -132,11 +189,24 @@ def _from_content(content: dict[str, Any]) -> Experiment:
     repeats = content.get("repeats", 10)
     if type(repeats) is not int:
         raise ProtocolError(f"repeats must be a whole number, got {repeats!r}.")
-    protocols = tuple(_with_method(one, method) for method in chosen for one in bases)
-    return Experiment(protocols=protocols, repeats=repeats, selection=selection)
+    protocols = tuple(
+        _with_step(_with_method(one, method), table)
+        for method, table in zip(chosen, given, strict=True)
+        for one in bases
+    )
+    return Experiment(protocols=protocols, repeats=repeats, selection=selection, sparsity=search)
+
+
+def _with_step(protocol: Protocol, table: dict[str, Any]) -> Protocol:
+    """The protocol with the step size that a method's own table gives."""
+    if "step_size" not in table:
+        return protocol
+    step_size = from_dict(Training, {"step_size": table["step_size"]}, "methods.").step_size
+    return replace(protocol, training=replace(protocol.training, step_size=step_size))
 
 
 def _method_from(table: dict[str, Any]) -> Method | Pruning:
+    table = {name: value for name, value in table.items() if name != "step_size"}
     kind = PRUNING.get(str(table.get("kind")))
     return from_dict(Method, table, "methods.") if kind is None else from_dict(kind, table, "methods.")
 
@@ -160,6 +230,7 @@ def _by_step_size(protocol: dict[str, Any]) -> list[dict[str, Any]]:
     return [protocol | {"training": training | one} for one in steps]
 
 
+CONTENT = ("repeats", "protocol", "methods", "selection", "sparsity")
 WHOLE = ("shares",)
 """Settings that are lists themselves."""
 

@@ -8,3 +8,5 @@ WAYS = (PAPERS_WAY, TOGETHER)
 COMMAND, COMMAND_TOGETHER, TIMING_COMMAND = "command", "command together", "timing command"
 COMMANDS = {COMMAND: PAPERS_WAY, COMMAND_TOGETHER: TOGETHER, TIMING_COMMAND: PAPERS_WAY}
 """Notes of commands, with the way of choosing that each took: a protocol with open settings may have taken both."""
+SPARSITY = "sparsity "
+"""Notes that begin so tell which setting of a method was chosen at a share of weights, and what else was tried."""

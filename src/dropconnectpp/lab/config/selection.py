@@ -1,4 +1,7 @@
-"""How step sizes, rates and logit steps are chosen, as frozen settings: what is tried, how long, on how much data."""
+"""How settings are chosen, as frozen settings: what is tried, how long, on how much data.
+
+`Selection` is of step sizes, rates and logit steps; `SparsitySearch` of whole methods that keep few connections.
+"""
 
 from __future__ import annotations
 
@@ -66,3 +69,44 @@ class Selection:
         if rate < max(self.rates):
             return None
         return next((one for one in farther if one > rate), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparsitySearch:
+    """For each method and share of weights, which setting goes to the test set, of those that an experiment names.
+
+    The rule was fixed before anything was measured: of the settings that keep the share, the one with the lowest error
+    on held-out training data; of equals the one with the lowest NLL.
+    """
+
+    keep: tuple[float, ...]
+    """Shares of weights to keep."""
+    repeats: int = 2
+    """Networks of each setting that is tried."""
+    holdout_share: float = 1 / 6
+    """Share of the training set on which settings are compared: 10,000 images of MNIST."""
+    slack: float = 0.1
+    """A setting keeps a share if its networks keep at most this part more, on average."""
+    controls: tuple[str, ...] = ()
+    """Controls of what was chosen of DropConnect++, trained with it: random, magnitude, unlearned, from-start."""
+
+    def __post_init__(self) -> None:
+        if not self.keep or not all(0.0 < share < 1.0 for share in self.keep):
+            raise ProtocolError(f"keep must be one or more shares in (0, 1), got {self.keep}.")
+        if len(set(self.keep)) < len(self.keep):
+            raise ProtocolError(f"keep names a share twice: {self.keep}.")
+        if self.repeats < 1:
+            raise ProtocolError(f"repeats must be at least 1, got {self.repeats}.")
+        if not 0.0 < self.holdout_share < 1.0:
+            raise ProtocolError(f"holdout_share must lie in (0, 1), got {self.holdout_share}.")
+        if not 0.0 <= self.slack < math.inf:
+            raise ProtocolError(f"slack must be at least 0, got {self.slack}.")
+
+    def reached(self, share: float, keep: float) -> bool:
+        """Whether networks that keep ``share`` on average count as keeping ``keep``.
+
+        >>> search = SparsitySearch(keep=(0.02,))
+        >>> search.reached(0.0219, 0.02), search.reached(0.0221, 0.02), search.reached(0.01, 0.02)
+        (True, False, True)
+        """
+        return share <= keep * (1.0 + self.slack)

@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from dropconnectpp.lab.report import paper_values
 from dropconnectpp.lab.report.formats import fixed
+from dropconnectpp.lab.report.frontier import frontier
 from dropconnectpp.lab.report.render.drawing import Drawing, FigureKind, LegendEntry, Panel, colour_of, dashes_of
 from dropconnectpp.lab.report.selection import ReportedExperiment, Selected
 from dropconnectpp.lab.report.tables.further import NLL_RULES, RULES
@@ -59,6 +60,7 @@ def drawings(selected: Selected, found: Tables) -> dict[FigureKind, list[Drawing
         "reliability": reliability,
         "pruning": pruning,
     }
+    of_networks, selected = selected.of_other_networks, selected.of_the_papers_network
     names = _slugs([" ".join(column) for column in selected.columns()])
     drawn: dict[FigureKind, list[Drawing]] = {}
     for kind, make in makers.items():
@@ -67,7 +69,18 @@ def drawings(selected: Selected, found: Tables) -> dict[FigureKind, list[Drawing
             for name, column in zip(names, selected.columns().values(), strict=True)
         ]
         drawn[kind] = [drawing for drawing in made if drawing is not None]
+    drawn["frontier"] = _frontiers(of_networks, found)
     return drawn
+
+
+def _frontiers(experiments: Column, found: Tables) -> list[Drawing]:
+    """Networks with few connections: a figure for each data set and network."""
+    titles = list(dict.fromkeys(experiment.title for experiment in experiments))
+    made = []
+    for title, slug in zip(titles, _slugs(titles), strict=True):
+        rows, others = ([row for row in found[name] if row["title"] == title] for name in ("connections", "published"))
+        made.append(frontier(rows, others, f"frontier-{slug}"))
+    return [drawing for drawing in made if drawing is not None]
 
 
 def _slugs(texts: Sequence[str]) -> list[str]:

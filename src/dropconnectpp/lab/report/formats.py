@@ -84,6 +84,15 @@ def percent(share: float | None) -> str:
     return DASH if share is None else f"{100.0 * share:.1f}%"
 
 
+def kept(share: float | None) -> str:
+    """A share of connections as a percentage, which may be far below one percent.
+
+    >>> kept(0.05), kept(0.0067), kept(0.019683)
+    ('5%', '0.67%', '1.97%')
+    """
+    return DASH if share is None else f"{100.0 * share:.3g}%"
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """Whole numbers, with runs shortened.
 

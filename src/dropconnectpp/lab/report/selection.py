@@ -10,7 +10,9 @@ from typing import Any
 from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.config.notes import WAYS
 from dropconnectpp.lab.config.protocol import paper
-from dropconnectpp.lab.config.settings import late_settings
+from dropconnectpp.lab.config.pruning import PRUNING, Plan, Pruning
+from dropconnectpp.lab.config.settings import ProtocolError, from_dict, late_settings
+from dropconnectpp.lab.config.sparsity import control, family
 from dropconnectpp.lab.report import paper_values
 from dropconnectpp.lab.report.formats import finite, setting
 from dropconnectpp.lab.runs.store import FINAL, Row, StoredProtocol
@@ -19,6 +21,8 @@ Notes = Mapping[tuple[str, str], Any]
 """The store's notes, by digest and name."""
 OTHER_TITLES = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST"}
 """Titles of data sets that the paper does not use."""
+NETWORK_TITLES = {"lenet-300-100": "LeNet-300-100", "lenet-5-caffe": "LeNet-5-Caffe", "layers": "layers of your own"}
+"""Titles of networks other than the paper's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,23 +45,55 @@ class ReportedExperiment:
     @property
     def kind(self) -> str:
         """The method's kind, as in the protocol."""
-        return str(_table(self.settings, "method").get("kind", ""))
+        settings = _table(self.settings, "pruning") or _table(self.settings, "method")
+        return str(settings.get("kind", ""))
+
+    @property
+    def network(self) -> str:
+        """The name of a network other than the paper's; empty for the paper's."""
+        return str(_table(self.settings, "architecture").get("name", ""))
+
+    @property
+    def pruning(self) -> Pruning | None:
+        """How the network was made small, where these settings are known here."""
+        settings = _table(self.settings, "pruning")
+        kind = PRUNING.get(str(settings.get("kind")))
+        try:
+            return None if kind is None else from_dict(kind, settings)
+        except ProtocolError:  # of another version
+            return None
+
+    @property
+    def family(self) -> str:
+        """What tables of networks with few connections call the method, whatever its settings."""
+        unknown = self.pruning is None and self.kind != "none"
+        return self.label if unknown else family(self.pruning)
+
+    @property
+    def structured(self) -> bool:
+        """Whether whole inputs or units were removed."""
+        return isinstance(self.pruning, Plan) and self.pruning.granularity != "synapse"
+
+    @property
+    def control(self) -> str:
+        """The name of a control of DropConnect++ where few connections are kept; empty for a method."""
+        return control(self.pruning)
 
     @property
     def title(self) -> str:
         """The data set's name in tables."""
         name = (paper_values.TITLES | OTHER_TITLES).get(self.data, self.data)
+        name += f", {NETWORK_TITLES.get(self.network, self.network)}" if self.network else ""
         return f"{name} ({self.variant})" if self.variant else name
 
     @property
     def paper_data(self) -> str:
         """The data set whose values in the paper are comparable; empty if the network is not the paper's."""
-        known = self.data in paper_values.TITLES
+        known = self.data in paper_values.TITLES and not self.network
         usual = late_settings(paper(self.data, "none").architecture) if known else {}
         given = _table(self.settings, "architecture")
-        if given.get("name", "paper") != "paper":
-            return ""
-        return self.data if all(given.get(name) in (value, _as_list(value)) for name, value in usual.items()) else ""
+        same = all(given.get(name) in (value, _as_list(value)) for name, value in usual.items())
+        return self.data if known and same else ""
 
     @property
     def paper_kind(self) -> str:
@@ -70,7 +106,7 @@ class ReportedExperiment:
     @property
     def column(self) -> tuple[str, str]:
         """Experiments with the same column are compared with each other."""
-        return self.data, self.variant
+        return f"{self.data} {self.network}".strip(), self.variant
 
     @property
     def done(self) -> tuple[Row, ...]:
@@ -126,6 +162,16 @@ class Selected:
     experiments: tuple[ReportedExperiment, ...]
     trials: tuple[str, ...]
     """Digests of protocols that served to choose settings, or were evaluated on held-out training data."""
+
+    @property
+    def of_the_papers_network(self) -> Selected:
+        """Without networks that are given as layers, which have tables and a figure of their own."""
+        return replace(self, experiments=tuple(one for one in self.experiments if not one.network))
+
+    @property
+    def of_other_networks(self) -> tuple[ReportedExperiment, ...]:
+        """The experiments with such networks."""
+        return tuple(one for one in self.experiments if one.network)
 
     @property
     def absence(self) -> str:
@@ -220,8 +266,8 @@ def _differences(experiments: list[ReportedExperiment], leave_out: tuple[str, ..
 def _named(experiments: list[ReportedExperiment]) -> list[ReportedExperiment]:
     """Give each experiment a variant and a unique label, and the replicas to expect."""
     result = []
-    for column in _groups(experiments, lambda e: e.data):
-        apart = _differences(column, ("data", "method.", "pruning.", "evaluation.", "training.step_size"))
+    for column in _groups(experiments, lambda e: (e.data, e.network)):
+        apart = _differences(column, ("data", "method.", "pruning", "evaluation.", "training.step_size"))
         column = [replace(e, variant=text) for e, text in zip(column, apart, strict=True)]
         for compared in _groups(column, lambda e: e.variant):
             expected = frozenset(row.key.replica for e in compared for row in e.rows)
@@ -247,6 +293,6 @@ def _sorted(experiments: list[ReportedExperiment]) -> list[ReportedExperiment]:
     def place(e: ReportedExperiment) -> tuple[Any, ...]:
         of_set = sets.index(e.data) if e.data in sets else len(sets)
         of_kind = kinds.index(e.kind) if e.kind in kinds else len(kinds)
-        return of_set, e.data, e.variant, of_kind, e.label, e.digest
+        return of_set, e.data, e.network, e.variant, of_kind, e.label, e.digest
 
     return sorted(experiments, key=place)

@@ -82,7 +82,7 @@ def _choose_steps(
         training = replace(protocol.training, epochs=min(settings.step_epochs, protocol.training.epochs))
         base = replace(protocol, method=method, training=training, evaluation=QUICK)
         trials[protocol.digest] = {step: _with_step(base, step) for step in settings.step_sizes}
-    rows = _run(trials, runner, settings.step_replicas)
+    rows = run_trials(trials, runner, settings.step_replicas)
     if rows is None:
         return None
     found = {}
@@ -186,7 +186,7 @@ def _choose_held_out(protocols: dict[str, Protocol], runner: Runner, settings: S
     growing = trials
     while growing:
         wanted = {digest: one.trained for digest, one in growing.items()}
-        found = _run(wanted, runner, settings.rate_replicas)
+        found = run_trials(wanted, runner, settings.rate_replicas)
         if found is None:
             return None
         rows |= found
@@ -228,7 +228,9 @@ def _chosen(trials: _Trials, rows: Mapping[str, Sequence[Row]], runner: Runner) 
     return _Chosen(trials.candidates[best], dict(best) | {f"{kind}_trials": evidence})
 
 
-def _run(trials: Mapping[str, Mapping[Any, Protocol]], runner: Runner, replicas: int) -> dict[str, list[Row]] | None:
+def run_trials(
+    trials: Mapping[str, Mapping[Any, Protocol]], runner: Runner, replicas: int
+) -> dict[str, list[Row]] | None:
     """Train all candidates side by side, and wait for those of other processes; the rows of each by digest."""
     protocols = {p.digest: p for candidates in trials.values() for p in candidates.values()}
     units = [Unit(protocol, replica) for protocol in protocols.values() for replica in range(replicas)]

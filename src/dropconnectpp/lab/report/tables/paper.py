@@ -27,6 +27,7 @@ from dropconnectpp.lab.report.statistics import (
     student,
     welch,
 )
+from dropconnectpp.lab.report.tables.connections import connection_tables
 from dropconnectpp.lab.report.tables.further import further_tables
 from dropconnectpp.lab.report.tables.rows import (
     OURS,
@@ -57,6 +58,7 @@ def report_tables(rows: Iterable[Row], notes: Notes, protocols: Iterable[StoredP
 
 def tables_of(selected: Selected, notes: Notes, protocols: Iterable[StoredProtocol]) -> dict[str, Table]:
     """`report_tables` of experiments that have been selected."""
+    others, selected = selected.of_other_networks, selected.of_the_papers_network
     experiments = selected.experiments
     return {
         "accuracy": [row for column in selected.columns().values() for row in _accuracy(column)],
@@ -64,6 +66,7 @@ def tables_of(selected: Selected, notes: Notes, protocols: Iterable[StoredProtoc
         "time": _time(experiments, notes, protocols),
         "samples": [row for column in selected.columns().values() for e in _ours_first(column) for row in _samples(e)],
         **further_tables(experiments),
+        **connection_tables(others, notes),
     }
 
 

@@ -25,12 +25,13 @@ from dropconnectpp.lab.report.views.cells import (
     trust_notes,
     without_empty_columns,
 )
+from dropconnectpp.lab.report.views.connections import ConnectionsName, lay_out_connections
 from dropconnectpp.lab.report.views.further import FurtherName, lay_out_further
 
 PaperName = Literal["overview", "accuracy", "significance", "time", "prediction", "samples"]
-TableName = PaperName | FurtherName
+TableName = PaperName | FurtherName | ConnectionsName
 """A table that a report may show."""
-TABLES: tuple[str, ...] = (*get_args(PaperName), *get_args(FurtherName))
+TABLES: tuple[str, ...] = (*get_args(PaperName), *get_args(FurtherName), *get_args(ConnectionsName))
 TESTS: dict[PairTest, str] = {"student": "Student", "welch": "Welch", "paired": "Paired"}
 PREDICTIONS: dict[TimedPrediction, str] = {
     "none": "No regularization",
@@ -51,6 +52,7 @@ def lay_out(found: dict[str, Table]) -> dict[str, TableView]:
         _prediction(found["time"]),
         _samples(found["samples"]),
         *lay_out_further(found),
+        *lay_out_connections(found),
     ]
     return {table.name: without_empty_columns(table) for table in laid if table.groups}
 
