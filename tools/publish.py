@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import record
 
 from dropconnectpp.errors import DropConnectError
-from dropconnectpp.lab.config.notes import WAYS
+from dropconnectpp.lab.config.notes import SPARSITY, WAYS
+from dropconnectpp.lab.config.sparsity import CONTROLS
 from dropconnectpp.lab.report import figures
 from dropconnectpp.lab.report.formats import DASH, finite, fixed, setting
 from dropconnectpp.lab.report.provenance import chosen_names
@@ -33,6 +34,7 @@ from dropconnectpp.lab.report.selection import (
     select_experiments,
     selection_notes,
 )
+from dropconnectpp.lab.report.tables.connections import sparsity_notes
 from dropconnectpp.lab.report.tables.paper import tables_of
 from dropconnectpp.lab.report.tables.rows import Table, identity
 from dropconnectpp.lab.report.views.cells import Cell, TableView, cells, grouped, method, title, trust_notes
@@ -91,6 +93,12 @@ def part(content: Content, experiments: Mapping[str, Experiment]) -> Content:
     wanted: dict[str, frozenset[int]] = {}
     written, ways = set(), set()
     for name, experiment in experiments.items():
+        if experiment.sparsity is not None:
+            chosen = _frontier(content, name, experiment, finished)
+            for digest in chosen:
+                wanted[digest] = wanted.get(digest, frozenset()) | frozenset(experiment.replicas)
+            written |= {*chosen, *(protocol.digest for protocol in experiment.protocols)}
+            continue
         for protocol in experiment.protocols:
             way = protocol.digest, WAYS[experiment.selection.together]
             digest = protocol.digest if protocol.complete else resolved.get(way, "")
@@ -112,12 +120,45 @@ def part(content: Content, experiments: Mapping[str, Experiment]) -> Content:
     # Not the notes that mark trials: what an experiment names is shown. Nor how other experiments chose.
     left_out = {place for place in content.notes if place[1] == "trial"} | (resolved.keys() - ways)
     notes = {place: note for place, note in content.notes.items() if place[0] in written and place not in left_out}
+    notes = {
+        place: note for place, note in notes.items() if not place[1].startswith(SPARSITY) or _asked(note, experiments)
+    }
     return Content(
         rows=sorted(rows, key=lambda row: (places[row.key.digest], row.key.replica)),
         notes=notes,
         protocols=[protocol for protocol in content.protocols if protocol.digest in written],
         wanted=wanted,
     )
+
+
+def _asked(name: str, note: Any, experiments: Mapping[str, Experiment]) -> bool:
+    """Whether an experiment asks for the share that a note is about, if it is about one."""
+    if not name.startswith(SPARSITY):
+        return True
+    searches = [one.sparsity for one in experiments.values() if one.sparsity is not None]
+    return any(note.get("keep") in (1.0, *search.keep) for search in searches)
+
+
+def _frontier(content: Content, name: str, experiment: Experiment, finished: Mapping[str, set[int]]) -> list[str]:
+    """Digests of what a search for few connections chose, and of its controls; what is not there is told on stderr."""
+    assert experiment.sparsity is not None
+    tried = {protocol.digest for protocol in experiment.protocols}
+    sets = {(protocol.data, protocol.architecture.name) for protocol in experiment.protocols}
+    found = []
+    for note in sparsity_notes(content.notes):
+        digest, keep, family = str(note.get("resolved")), note.get("keep"), str(note.get("family"))
+        control = family in CONTROLS.values() and bool(experiment.sparsity.controls)
+        if (note.get("data"), note.get("network")) not in sets or not (digest in tried or control):
+            continue
+        if keep not in (1.0, *experiment.sparsity.keep):
+            continue
+        there = finished.get(digest, set()) & set(experiment.replicas)
+        if len(there) < experiment.repeats:
+            subject = f"warning: {name}: {family} at {keep}"
+            print(f"{subject} has {len(there)} of {experiment.repeats} rows.", file=sys.stderr)
+        if there and digest not in found:
+            found.append(digest)
+    return found
 
 
 def made(content: Content, kinds: Sequence[str], against: str | None = None) -> tuple[dict[str, str], dict[str, bytes]]:

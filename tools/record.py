@@ -18,7 +18,7 @@ import json
 import lzma
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,11 +93,15 @@ def _row(run: Mapping[str, Any], protocols: Mapping[str, StoredProtocol]) -> Row
     )
 
 
-def pack(store: Path, file: Path) -> None:
-    """Write the store's content to the file, and read it back to be sure."""
-    lines = list(stored(store))
+def pack(store: Path, file: Path, leave_out: Sequence[str] = ()) -> None:
+    """Write the store's content to the file, and read it back to be sure.
+
+    Results that are named in ``leave_out``, such as the loss of each epoch, are not kept; the first line names them.
+    """
+    lines = list(_without(stored(store), leave_out))
     single = sorted(_single_precision(columns["results"] for table, columns in lines if table == "run"))
-    text = [canonical({"format": FORMAT, "single precision": single})]
+    left_out = {"left out": sorted(leave_out)} if leave_out else {}
+    text = [canonical({"format": FORMAT, "single precision": single, **left_out})]
     for table, columns in lines:
         if table == "run":
             columns = {**columns, "results": _mapped(columns["results"], single, _shortest)}
@@ -106,11 +110,21 @@ def pack(store: Path, file: Path) -> None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             unpack(file, again := Path(folder) / "again.sqlite")
-            if _values(again) != _values(store):
+            same = _values(again) == _values(store)
+            if leave_out:
+                same = list(map(canonical, stored(again))) == list(map(canonical, lines))
+            if not same:
                 raise SystemExit(f"{store} holds something that {file} cannot; keep the store.")
     except BaseException:
         file.unlink()
         raise
+
+
+def _without(lines: Iterator[Line], names: Sequence[str]) -> Iterator[Line]:
+    for table, columns in lines:
+        if table == "run" and names and columns["results"] is not None:
+            columns["results"] = {name: one for name, one in columns["results"].items() if name not in names}
+        yield table, columns
 
 
 def unpack(file: Path, store: Path) -> None:
@@ -219,6 +233,9 @@ def main() -> None:
     packing = works.add_parser("pack", help="write a store as a small text file")
     packing.add_argument("store", type=Path, help="the store, such as results.sqlite; it stays as it is")
     packing.add_argument("file", type=Path, help=f"what to write; its name ends with {PACKED}")
+    packing.add_argument(
+        "--leave-out", nargs="+", default=[], metavar="RESULT", help="results that are not kept, such as losses"
+    )
     unpacking = works.add_parser("unpack", help="make the store again")
     unpacking.add_argument("file", type=Path, help="what `pack` wrote")
     unpacking.add_argument("store", type=Path, help="the store to write; it must not exist")
@@ -227,7 +244,7 @@ def main() -> None:
         options.error(f"the file's name must end with {PACKED}, got {given.file}")
     try:
         if given.work == "pack":
-            pack(given.store, given.file)
+            pack(given.store, given.file, given.leave_out)
         else:
             unpack(given.file, given.store)
     except DropConnectError as error:

@@ -84,7 +84,8 @@ def note(store: Store, chosen: Protocol, keep: float, tried: Sequence[Mapping[st
     """That a protocol was chosen at a share."""
     name = family(chosen.pruning)
     trials = [dict(one) for one in tried]
-    value = {"family": name, "data": chosen.data, "keep": keep, "resolved": chosen.digest, "trials": trials}
+    value = {"family": name, "data": chosen.data, "network": chosen.architecture.name, "keep": keep}
+    value |= {"resolved": chosen.digest, "trials": trials}
     store.write_note(chosen.digest, f"{SPARSITY}{keep:g} {name}", value)
 
 

@@ -29,7 +29,6 @@ from dropconnectpp.lab.cli.options import (
 )
 from dropconnectpp.lab.cli.results import make_folder, write_report
 from dropconnectpp.lab.config.method import METHODS, PAPER_METHODS
-from dropconnectpp.lab.config.notes import COMMAND, COMMAND_TOGETHER, TIMING_COMMAND
 from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.config.sparsity import NAMES as SPARSE_METHODS
 
@@ -149,6 +148,7 @@ def run(
       dcpp run mine.toml --out results --time-limit 9m
     """
     from dropconnectpp.lab.config import experiments
+    from dropconnectpp.lab.runs import execution
 
     if what not in experiments.NAMES and (what.endswith(".toml") or Path(what).is_file()):
         experiment = experiments.from_file(Path(what))
@@ -183,12 +183,12 @@ def run(
         )
     experiment = replace(experiment, first_replica=first_replica)
     with _runner(out, device, data_dir, replicas_at_once, time_limit) as runner:
-        _check_data(experiment, runner)
+        execution.check_data(experiment, runner)
         make_folder(out)
-        _remember_command(experiment, runner, timing=what == "table2")
+        execution.remember_command(experiment, runner, _command(), timing=what == "table2")
         if what == "table2":
             _time(experiment, runner)
-        elif not _train(experiment, runner):
+        elif not execution.train(experiment, runner):
             raise typer.Exit(3)
     write_report(out, what if experiment.sparsity is None else "sparsity")
 
@@ -206,12 +206,13 @@ def demo(
     It is too small to say which method is better: for that, use `dcpp run table1`.
     """
     from dropconnectpp.lab.config import experiments
+    from dropconnectpp.lab.runs import execution
 
     experiment = experiments.demo(repeats, epochs)
     with _runner(out, device, None, None, None) as runner:
         make_folder(out)
-        _remember_command(experiment, runner)
-        if not _train(experiment, runner):
+        execution.remember_command(experiment, runner, _command())
+        if not execution.train(experiment, runner):
             raise typer.Exit(3)
         _time(experiment, runner, rounds=3, steps=5)
     write_report(out)
@@ -274,35 +275,6 @@ def _listed(names: str) -> list[str]:
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
-def _check_data(experiment: Experiment, runner: Runner) -> None:
-    """Load every data set, before hours of training and before anything is written."""
-    for protocol in experiment.protocols:
-        shape = runner.dataset(protocol.data).shape
-        foreign = protocol.evaluation.foreign
-        if foreign and (other := runner.dataset(foreign).shape)[1:] != shape[1:]:
-            raise ProtocolError(
-                f"foreign images must be as large as those of {protocol.data}, {shape[1]} x {shape[2]}, and those of "
-                f"{foreign} are {other[1]} x {other[2]}."
-            )
-
-
-def _train(experiment: Experiment, runner: Runner) -> bool:
-    """Choose open settings, then train. Return whether everything is finished."""
-    from dropconnectpp.lab.replicas.network import Unit
-    from dropconnectpp.lab.runs.frontier import train_frontier
-    from dropconnectpp.lab.runs.hyperparameters import choose_hyperparameters
-
-    if experiment.sparsity is not None:
-        return train_frontier(experiment, runner)
-    complete = choose_hyperparameters(experiment.protocols, runner, experiment.selection)
-    if complete is None:
-        return False
-    outcome = runner.run([Unit(p, replica) for p in complete.values() for replica in experiment.replicas])
-    if outcome.left and not outcome.stopped:
-        runner.display.note(f"Other processes train the rest: {outcome.left} left.")
-    return not outcome.left
-
-
 def _time(experiment: Experiment, runner: Runner, rounds: int = 31, steps: int = 30) -> None:
     from dropconnectpp.lab.replicas import timing
 
@@ -318,10 +290,5 @@ def _time(experiment: Experiment, runner: Runner, rounds: int = 31, steps: int =
             store.write_note(protocol.digest, "timings", timings)
 
 
-def _remember_command(experiment: Experiment, runner: Runner, *, timing: bool = False) -> None:
-    """Note the command, so that the page can show it whoever builds it later; timings have a note of their own."""
-    name = TIMING_COMMAND if timing else COMMAND_TOGETHER if experiment.selection.together else COMMAND
-    with runner.store() as store:
-        for protocol in experiment.protocols:
-            store.add(protocol)
-            store.write_note(protocol.digest, name, shlex.join(["dcpp", *sys.argv[1:]]))
+def _command() -> str:
+    return shlex.join(["dcpp", *sys.argv[1:]])

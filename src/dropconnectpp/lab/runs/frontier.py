@@ -149,7 +149,8 @@ def _controls(chosen: Mapping[tuple[str, float], Protocol], search: SparsitySear
             shares = layer_shares(store.rows(protocol.digest))
             for one in controls_of(protocol, search.controls, shares).values():
                 title = family(one.pruning)
-                note = {"family": title, "data": one.data, "keep": keep, "resolved": one.digest, "trials": []}
+                note = {"family": title, "data": one.data, "network": one.architecture.name, "keep": keep}
+                note |= {"resolved": one.digest, "trials": []}
                 store.write_note(store.add(one), f"{SPARSITY}{keep:g} {title}", note)
                 found.append(one)
     return found

@@ -263,17 +263,17 @@ def _units(places: Sequence[Place]) -> Table:
 
 def _tried(experiments: Sequence[ReportedExperiment], notes: Notes) -> Table:
     """Every setting that was tried on held-out training data, and which was chosen."""
-    shown = {experiment.digest: experiment for experiment in experiments}
+    shown = {(experiment.data, experiment.network): experiment for experiment in experiments}
     table: Table = []
     ordered = sorted(sparsity_notes(notes), key=lambda one: (str(one.get("family")), -(finite(one.get("keep")) or 0.0)))
     for note in ordered:
-        experiment = shown.get(str(note.get("resolved")))
+        experiment = shown.get((str(note.get("data")), str(note.get("network"))))
         trials = note.get("trials")
         for trial in trials if isinstance(trials, list) else []:
             table.append(
                 {
                     "data": note.get("data"),
-                    "title": experiment.title if experiment else str(note.get("title", "")),
+                    "title": experiment.title if experiment else str(note.get("data")),
                     "trusted": experiment.trusted if experiment else True,
                     "method": note.get("family"),
                     "digest": trial.get("digest"),

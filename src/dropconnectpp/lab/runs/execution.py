@@ -1,0 +1,45 @@
+"""Carrying out an experiment: what a command line, or a plain script without one, does with it."""
+
+from __future__ import annotations
+
+from dropconnectpp.lab.config.experiments import Experiment
+from dropconnectpp.lab.config.notes import COMMAND, COMMAND_TOGETHER, TIMING_COMMAND
+from dropconnectpp.lab.config.settings import ProtocolError
+from dropconnectpp.lab.replicas.network import Unit
+from dropconnectpp.lab.runs.frontier import train_frontier
+from dropconnectpp.lab.runs.hyperparameters import choose_hyperparameters
+from dropconnectpp.lab.runs.runner import Runner
+
+
+def check_data(experiment: Experiment, runner: Runner) -> None:
+    """Load every data set, before hours of training and before anything is written."""
+    for protocol in experiment.protocols:
+        shape = runner.dataset(protocol.data).shape
+        foreign = protocol.evaluation.foreign
+        if foreign and (other := runner.dataset(foreign).shape)[1:] != shape[1:]:
+            raise ProtocolError(
+                f"foreign images must be as large as those of {protocol.data}, {shape[1]} x {shape[2]}, and those of "
+                f"{foreign} are {other[1]} x {other[2]}."
+            )
+
+
+def train(experiment: Experiment, runner: Runner) -> bool:
+    """Choose open settings, then train. Return whether everything is finished."""
+    if experiment.sparsity is not None:
+        return train_frontier(experiment, runner)
+    complete = choose_hyperparameters(experiment.protocols, runner, experiment.selection)
+    if complete is None:
+        return False
+    outcome = runner.run([Unit(p, replica) for p in complete.values() for replica in experiment.replicas])
+    if outcome.left and not outcome.stopped:
+        runner.display.note(f"Other processes train the rest: {outcome.left} left.")
+    return not outcome.left
+
+
+def remember_command(experiment: Experiment, runner: Runner, command: str, *, timing: bool = False) -> None:
+    """Note the command, so that the page can show it whoever builds it later; timings have a note of their own."""
+    name = TIMING_COMMAND if timing else COMMAND_TOGETHER if experiment.selection.together else COMMAND
+    with runner.store() as store:
+        for protocol in experiment.protocols:
+            store.add(protocol)
+            store.write_note(protocol.digest, name, command)
