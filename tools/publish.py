@@ -120,9 +120,7 @@ def part(content: Content, experiments: Mapping[str, Experiment]) -> Content:
     # Not the notes that mark trials: what an experiment names is shown. Nor how other experiments chose.
     left_out = {place for place in content.notes if place[1] == "trial"} | (resolved.keys() - ways)
     notes = {place: note for place, note in content.notes.items() if place[0] in written and place not in left_out}
-    notes = {
-        place: note for place, note in notes.items() if not place[1].startswith(SPARSITY) or _asked(note, experiments)
-    }
+    notes = {place: note for place, note in notes.items() if _asked(place[1], note, experiments)}
     return Content(
         rows=sorted(rows, key=lambda row: (places[row.key.digest], row.key.replica)),
         notes=notes,

@@ -71,6 +71,9 @@ class Selection:
         return next((one for one in farther if one > rate), None)
 
 
+CONTROL_NAMES = ("random", "magnitude", "unlearned", "from-start")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SparsitySearch:
     """For each method and share of weights, which setting goes to the test set, of those that an experiment names.
@@ -99,6 +102,9 @@ class SparsitySearch:
             raise ProtocolError(f"repeats must be at least 1, got {self.repeats}.")
         if not 0.0 < self.holdout_share < 1.0:
             raise ProtocolError(f"holdout_share must lie in (0, 1), got {self.holdout_share}.")
+        if unknown := set(self.controls) - set(CONTROL_NAMES):
+            known = ", ".join(CONTROL_NAMES)
+            raise ProtocolError(f"controls must be of {known}, got {', '.join(sorted(unknown))}.")
         if not 0.0 <= self.slack < math.inf:
             raise ProtocolError(f"slack must be at least 0, got {self.slack}.")
 
