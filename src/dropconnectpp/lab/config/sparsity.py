@@ -130,9 +130,9 @@ EACH = 8
 
 
 def _ours(keep: float) -> list[Candidate]:
-    """The prior's mean and with it the KL's temperature, DropConnect noise, the logits' step size."""
-    varied = itertools.product((99.0, 999.0), (0.0, 0.05), (None, 0.03))
-    return [Candidate(Plan(keep=keep, beta=beta, noise=noise, logit_lr=step)) for beta, noise, step in varied]
+    """When the support is fixed, DropConnect noise, the logits' step size."""
+    varied = itertools.product((0.6, 0.8), (0.0, 0.05), (None, 0.03))
+    return [Candidate(Plan(keep=keep, fix_at=end, noise=noise, logit_lr=step)) for end, noise, step in varied]
 
 
 def _groups(keep: float) -> list[Plan]:
@@ -143,9 +143,8 @@ def _groups(keep: float) -> list[Plan]:
 def _gradual(keep: float) -> list[Candidate]:
     """When weights are removed, from which layers, and the noise on what is left."""
     plain: list[dict[str, Any]] = [{}, {"end": 0.5}, {"begin": 0.2, "end": 0.8}, {"ranking": "layer"}]
-    noisy: list[dict[str, Any]] = [
-        {"noise": noise, "rate": rate} for noise in ("dropconnect", "dropout") for rate in (0.1, 0.2)
-    ]
+    noisy: list[dict[str, Any]] = [{"noise": "dropconnect", "rate": rate} for rate in (0.05, 0.1, 0.2)]
+    noisy.append({"noise": "dropout", "rate": 0.1})
     return [Candidate(GradualMagnitude(keep=keep, **one)) for one in (*plain, *noisy)]
 
 
@@ -157,13 +156,13 @@ def _one_shot(keep: float) -> list[Candidate]:
 
 def _sparse_vd(count: int) -> list[Candidate]:
     """The KL's weight, which decides how much is kept, and the step size."""
-    varied = itertools.product(_geometric(0.3, 16.0, count // 2), (STEP, FAST_STEP))
+    varied = itertools.product(_geometric(0.5, 12.0, count // 2), (STEP, FAST_STEP))
     return [Candidate(SparseVD(kl_weight=weight), step) for weight, step in varied]
 
 
 def _l0(count: int) -> list[Candidate]:
     """What an open gate costs, which decides how much is kept, and the gates' step size."""
-    varied = itertools.product(_geometric(0.1, 12.0, count // 2), (1.0, 10.0))
+    varied = itertools.product(_geometric(0.4, 12.0, count // 2), (3.0, 10.0))
     return [Candidate(L0(weight=weight, gate_step=step)) for weight, step in varied]
 
 
@@ -171,7 +170,7 @@ def _geometric(low: float, high: float, count: int) -> list[float]:
     """Numbers at equal ratios, of two digits.
 
     >>> _geometric(0.3, 16.0, 4)
-    [0.3, 1.1, 4.2, 16.0]
+    [0.3, 1.1, 4.3, 16.0]
     """
     ratio = (high / low) ** (1.0 / max(1, count - 1))
     return [float(f"{low * ratio**place:.2g}") for place in range(count)]
