@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 from dropconnectpp.lab.kernels import gates as gate_kernels
-from dropconnectpp.lab.kernels import head, layer, local
+from dropconnectpp.lab.kernels import head, layer, local, synapses
 from dropconnectpp.lab.kernels.launch_config import DEFAULTS, using
 from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.tuning import candidates, tuning
@@ -21,7 +21,7 @@ from dropconnectpp.lab.tuning import candidates, tuning
 LEAST_SHARED = 99 * 1024
 """Bytes of shared memory that a block may have on consumer cards since Ampere; data centre cards have more."""
 CARDS = {"Ampere and Ada": 86, "Blackwell": 120}
-TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"}
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.uint8: "*u8"}
 REPLICAS, BATCH, WIDTH = 2, 128, 4096
 
 RecordedLaunch = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -43,14 +43,15 @@ class Recorder:
 
 @contextmanager
 def recorded() -> Iterator[list[RecordedLaunch]]:
-    """Launches of the dense layer's and the head's kernels, as if there were a card."""
-    from dropconnectpp.lab.kernels import gates_triton, head_triton, layer_triton, local_triton
+    """Launches of the dense layer's, the head's and the synapses' kernels, as if there were a card."""
+    from dropconnectpp.lab.kernels import gates_triton, head_triton, layer_triton, local_triton, synapses_triton
 
     kernels = {
         gates_triton: ("gate_kernel",),
         layer_triton: ("product_kernel", "backward_kernel"),
         local_triton: ("moments_kernel", "moments_backward_kernel"),
         head_triton: ("likelihood_kernel", "gradient_kernel"),
+        synapses_triton: ("draw_kernel", "update_kernel"),
     }
     launches: list[RecordedLaunch] = []
     with ExitStack() as patches:
@@ -58,7 +59,7 @@ def recorded() -> Iterator[list[RecordedLaunch]]:
             for name in names:
                 stand_in = Recorder(getattr(module, name), launches)
                 patches.enter_context(mock.patch.object(module, name, stand_in))
-        for launching in (gate_kernels, layer, local, head):
+        for launching in (gate_kernels, layer, local, head, synapses):
             patches.enter_context(mock.patch.object(launching, "supported", return_value=True))
         yield launches
 

@@ -80,27 +80,29 @@ def table(dtype: torch.dtype = torch.float32) -> Tensor:
 def compile_all() -> None:
     """The kernels for an H200 (compute capability 9.0); raises where one does not compile."""
     import triton
+    from card_cases import recorded, shared_memory
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from dropconnectpp.lab.kernels import synapses_triton, unfolded_triton
+    from dropconnectpp.lab.kernels import unfolded_triton
 
-    target = GPUTarget("cuda", 90, 32)
-    pointers = {"mask_ptr": "*u8", "replica_ptr": "*i64", "step_ptr": "*i64"}
-    scalars = {"seed": "i64", "count": "i32", "momentum": "fp32", "epsilon": "fp32", "gate_epsilon": "fp32"}
+    replicas, step = torch.arange(SHAPE[0]), torch.tensor(0)
+    with recorded() as launches:
+        for case in (CASES[3], CASES[6], CASES[8]):
+            synapses, now = make(*case), table()
+            kernels.draw(synapses, now, replicas, step, torch.empty_like(synapses.weight))
+            kernels.update(synapses, now, replicas, step, torch.empty_like(synapses.weight))
+    assert len(launches) == 6
+    for launch in launches:
+        shared_memory(launch, 90)
 
-    def build(kernel: object, constants: dict[str, object], low: str = "fp32") -> None:
+    def build(kernel: object, constants: dict[str, object]) -> None:
         names = kernel.arg_names  # type: ignore[attr-defined]
-        kinds = {n: pointers.get(n, f"*{low}") if n.endswith("_ptr") else scalars.get(n, "i32") for n in names}
+        kinds = {n: "*bf16" if n.endswith("_ptr") else "i32" for n in names}
         signature = {n: "constexpr" if n in constants else kinds[n] for n in names}
-        triton.compile(ASTSource(kernel, signature, constants), target=target)
+        triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32))
 
-    for kind, rule, *rest in (CASES[3], CASES[6], CASES[8]):
-        masked, noisy = (*rest, False, False)[:2]
-        fixed = {"KIND": kind, "MASKED": masked, "NOISY": noisy, "WIDTH": len(kernels.COLUMNS), "BLOCK": kernels.BLOCK}
-        build(synapses_triton.draw_kernel, fixed)
-        build(synapses_triton.update_kernel, {**fixed, "RULE": rule, "INSIDE": True})
     sizes = {"MAPS": 20, "SIZE": 5, "STRIDE": 1, "PADDING": 0, "FILLED": 504}
-    build(unfolded_triton.unfold_kernel, {**sizes, "LANES": 512, "BLOCK": 8}, "bf16")
-    build(unfolded_triton.fold_kernel, {**sizes, "BLOCK": 1024}, "bf16")
+    build(unfolded_triton.unfold_kernel, {**sizes, "LANES": 512, "BLOCK": 8})
+    build(unfolded_triton.fold_kernel, {**sizes, "BLOCK": 1024})
     print("all well")

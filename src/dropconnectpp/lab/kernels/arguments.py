@@ -19,6 +19,22 @@ class Trained(NamedTuple):
     squares: Tensor | None
 
 
+class Stepped(NamedTuple):
+    """A parameter and both moments that an optimiser may remember of it."""
+
+    value: Tensor
+    first: Tensor
+    second: Tensor
+
+
+class Rule(NamedTuple):
+    """The numbers of an optimiser's step; gates take Adam's, with an epsilon of their own."""
+
+    momentum: float
+    epsilon: float
+    gate_epsilon: float
+
+
 class Draws(NamedTuple):
     """Where a stream's numbers are found: its seed, the replicas' numbers (R,), the step."""
 

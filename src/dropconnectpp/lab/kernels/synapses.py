@@ -24,6 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from dropconnectpp.lab.kernels.arguments import Draws, Rule, Stepped
 from dropconnectpp.lab.kernels.noise import draw_uniform
 from dropconnectpp.lab.kernels.support import step_tensor, supported
 from dropconnectpp.lab.philox import Stream
@@ -320,10 +321,8 @@ def _launch_draw(synapses: Synapses, now: Tensor, replicas: Tensor, step: Tensor
         weight if synapses.gate is None else synapses.gate,
         weight if synapses.mask is None else synapses.mask,
         now,
-        replicas,
-        step_tensor(step, weight.device),
+        _draws(synapses, replicas, step),
         out,
-        synapses.stream.seed,
         count,
         **_constants(synapses),
     )
@@ -334,28 +333,26 @@ def _launch_update(
 ) -> None:
     from dropconnectpp.lab.kernels.synapses_triton import update_kernel
 
-    weight, count = synapses.weight, math.prod(synapses.weight.shape[1:])
+    weight, rule, count = synapses.weight, synapses.rule, math.prod(synapses.weight.shape[1:])
     gates = (weight, weight, weight) if synapses.gate is None else synapses.gates()
     update_kernel[(-(-count // (4 * BLOCK)), len(weight))](
-        weight,
-        synapses.first,
-        synapses.second,
-        *gates,
+        Stepped(weight, synapses.first, synapses.second),
+        Stepped(*gates),
         weight if synapses.mask is None else synapses.mask,
         grad,
         grad if variance is None else variance,
         now,
-        replicas,
-        step_tensor(step, weight.device),
-        synapses.stream.seed,
+        _draws(synapses, replicas, step),
+        Rule(rule.momentum, rule.epsilon, synapses.gate_epsilon),
         count,
-        synapses.rule.momentum,
-        synapses.rule.epsilon,
-        synapses.gate_epsilon,
-        RULE=synapses.rule.name,
-        INSIDE=synapses.rule.epsilon_inside,
+        RULE=rule.name,
+        INSIDE=rule.epsilon_inside,
         **_constants(synapses),
     )
+
+
+def _draws(synapses: Synapses, replicas: Tensor, step: Tensor) -> Draws:
+    return Draws(synapses.stream.seed, replicas, step_tensor(step, synapses.weight.device))
 
 
 def _constants(synapses: Synapses) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The Triton kernels behind `synapses`: imported only where Triton is installed.
 
 Each program takes some blocks of one replica's synapses, four to a block; replicas lie along the grid's second axis.
-The table's columns are those of `synapses.COLUMNS`, by number.
+The table's columns are those of `synapses.COLUMNS`, by number. Arguments without `_ptr` are records of `arguments`.
 """
 
 from __future__ import annotations
@@ -60,10 +60,8 @@ def draw_kernel(  # type: ignore[no-untyped-def]
     gate_ptr,
     mask_ptr,
     now_ptr,
-    replica_ptr,
-    step_ptr,
+    draws,
     out_ptr,
-    seed,
     count,
     KIND: tl.constexpr,
     MASKED: tl.constexpr,
@@ -80,9 +78,9 @@ def draw_kernel(  # type: ignore[no-untyped-def]
     now = now_ptr + row * WIDTH
     weight = tl.load(weight_ptr + offsets, mask=inside, other=0.0)
     if KIND == "bernoulli" or KIND == "hard-concrete" or NOISY:
-        replica = tl.load(replica_ptr + row).to(tl.int32)
-        step = tl.load(step_ptr).to(tl.int32)
-        noise = unit_interval(seed, first + tl.arange(0, BLOCK), 0, step, replica)
+        replica = tl.load(draws.replica + row).to(tl.int32)
+        step = tl.load(draws.step).to(tl.int32)
+        noise = unit_interval(draws.seed, first + tl.arange(0, BLOCK), 0, step, replica)
     result = weight
     if KIND == "mask":
         if MASKED:
@@ -107,23 +105,15 @@ def draw_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def update_kernel(  # type: ignore[no-untyped-def]
-    weight_ptr,
-    first_ptr,
-    second_ptr,
-    gate_ptr,
-    gate_first_ptr,
-    gate_second_ptr,
+    weights,
+    gates,
     mask_ptr,
     grad_ptr,
     variance_ptr,
     now_ptr,
-    replica_ptr,
-    step_ptr,
-    seed,
+    draws,
+    rule,
     count,
-    momentum,
-    epsilon,
-    gate_epsilon,
     RULE: tl.constexpr,
     INSIDE: tl.constexpr,
     KIND: tl.constexpr,
@@ -139,12 +129,12 @@ def update_kernel(  # type: ignore[no-untyped-def]
     inside = places < count
     offsets = row.to(tl.int64) * count + places
     now = now_ptr + row * WIDTH
-    weight = tl.load(weight_ptr + offsets, mask=inside, other=0.0)
+    weight = tl.load(weights.value + offsets, mask=inside, other=0.0)
     grad = tl.load(grad_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
     if KIND == "bernoulli" or KIND == "hard-concrete" or NOISY:
-        replica = tl.load(replica_ptr + row).to(tl.int32)
-        step = tl.load(step_ptr).to(tl.int32)
-        noise = unit_interval(seed, begin + tl.arange(0, BLOCK), 0, step, replica)
+        replica = tl.load(draws.replica + row).to(tl.int32)
+        step = tl.load(draws.step).to(tl.int32)
+        noise = unit_interval(draws.seed, begin + tl.arange(0, BLOCK), 0, step, replica)
     grad_weight = grad
     correction1, correction2 = tl.load(now + 3), tl.load(now + 4)
     if KIND == "mask":
@@ -153,7 +143,7 @@ def update_kernel(  # type: ignore[no-untyped-def]
         if NOISY:
             grad_weight = tl.where(noise < tl.load(now + 5), grad_weight, 0.0)
     if KIND == "bernoulli" or KIND == "variance" or KIND == "hard-concrete":
-        gate = tl.load(gate_ptr + offsets, mask=inside, other=0.0)
+        gate = tl.load(gates.value + offsets, mask=inside, other=0.0)
         kl, fixed = tl.load(now + 2), tl.load(now + 6)
         if KIND == "bernoulli":
             alpha, beta = tl.load(now + 7), tl.load(now + 8)
@@ -184,32 +174,32 @@ def update_kernel(  # type: ignore[no-untyped-def]
             grad_weight = grad + 2.0 * weight * (grad_variance * alpha * (1.0 - square * share) - rise * share)
             grad_gate = within * (grad_variance * alpha * square + rise)
         if fixed <= 0:  # gates and their moments stay as they are once the support is fixed
-            one = tl.load(gate_first_ptr + offsets, mask=inside, other=0.0)
-            two = tl.load(gate_second_ptr + offsets, mask=inside, other=0.0)
+            one = tl.load(gates.first + offsets, mask=inside, other=0.0)
+            two = tl.load(gates.second + offsets, mask=inside, other=0.0)
             one += 0.1 * (grad_gate - one)
             two += 0.001 * (grad_gate * grad_gate - two)
-            gate -= adam_change(one, two, tl.load(now + 1), correction1, correction2, gate_epsilon)
+            gate -= adam_change(one, two, tl.load(now + 1), correction1, correction2, rule.gate_epsilon)
             if KIND == "bernoulli":
                 gate = tl.minimum(gate, tl.load(now + 11))
-            tl.store(gate_ptr + offsets, gate, mask=inside)
-            tl.store(gate_first_ptr + offsets, one, mask=inside)
-            tl.store(gate_second_ptr + offsets, two, mask=inside)
+            tl.store(gates.value + offsets, gate, mask=inside)
+            tl.store(gates.first + offsets, one, mask=inside)
+            tl.store(gates.second + offsets, two, mask=inside)
     lr = tl.load(now + 0)
     if RULE == "adam":
-        one = tl.load(first_ptr + offsets, mask=inside, other=0.0)
-        two = tl.load(second_ptr + offsets, mask=inside, other=0.0)
+        one = tl.load(weights.first + offsets, mask=inside, other=0.0)
+        two = tl.load(weights.second + offsets, mask=inside, other=0.0)
         one += 0.1 * (grad_weight - one)
         two += 0.001 * (grad_weight * grad_weight - two)
         weight -= adam_change(one, two, lr, correction1, correction2, 1e-8)
-        tl.store(first_ptr + offsets, one, mask=inside)
-        tl.store(second_ptr + offsets, two, mask=inside)
+        tl.store(weights.first + offsets, one, mask=inside)
+        tl.store(weights.second + offsets, two, mask=inside)
     elif RULE == "sgd":
-        one = tl.load(first_ptr + offsets, mask=inside, other=0.0) * momentum + grad_weight
+        one = tl.load(weights.first + offsets, mask=inside, other=0.0) * rule.momentum + grad_weight
         weight -= lr * one
-        tl.store(first_ptr + offsets, one, mask=inside)
+        tl.store(weights.first + offsets, one, mask=inside)
     else:
-        two = tl.load(second_ptr + offsets, mask=inside, other=1.0) + grad_weight * grad_weight
-        root = tl.sqrt(two + epsilon) if INSIDE else tl.sqrt(two) + epsilon
+        two = tl.load(weights.second + offsets, mask=inside, other=1.0) + grad_weight * grad_weight
+        root = tl.sqrt(two + rule.epsilon) if INSIDE else tl.sqrt(two) + rule.epsilon
         weight -= lr * grad_weight / root
-        tl.store(second_ptr + offsets, two, mask=inside)
-    tl.store(weight_ptr + offsets, weight, mask=inside)
+        tl.store(weights.second + offsets, two, mask=inside)
+    tl.store(weights.value + offsets, weight, mask=inside)
