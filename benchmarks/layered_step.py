@@ -80,14 +80,14 @@ def seconds_of(stack: LayeredStack, steps: int) -> float:
 def main() -> None:
     """Time what is asked for and print a table."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--networks", default=",".join(NETWORKS))
+    arguments.add_argument("--networks", default=",".join(NETWORKS), help="separated by commas")
     arguments.add_argument("--methods", default=";".join(METHODS), help="separated by semicolons")
     arguments.add_argument("--replicas", default="20", help="networks at once, separated by commas")
-    arguments.add_argument("--batch", type=int, default=128)
-    arguments.add_argument("--steps", type=int, default=200)
-    arguments.add_argument("--rounds", type=int, default=5)
-    arguments.add_argument("--precision", default="float32", choices=("mixed", "float32"))
-    arguments.add_argument("--device", type=devices.choose, default="auto")
+    arguments.add_argument("--batch", type=int, default=128, help="images in a minibatch")
+    arguments.add_argument("--steps", type=int, default=200, help="steps of each measurement")
+    arguments.add_argument("--rounds", type=int, default=5, help="measurements of each stack, in turn; the median counts")
+    arguments.add_argument("--precision", default="float32", choices=("mixed", "float32"), help="of the products")
+    arguments.add_argument("--device", type=devices.choose, default="auto", help="auto, cpu, cuda or cuda:N")
     settings = arguments.parse_args()
     print(
         f"{devices.describe(settings.device)}, torch {torch.__version__}, batch {settings.batch}, {settings.precision}"
