@@ -1,12 +1,11 @@
-"""Copy recorded tables and single numbers into README and documentation, between marks.
+"""Write README and pages of the documentation from their templates, with tables and numbers as the records have them.
 
-    python tools/fill_docs.py           after a new record
-    python tools/fill_docs.py --check   say which pages are not what the records say, and write nothing
+    python tools/fill_docs.py           after a new record, or a change of a template
+    python tools/fill_docs.py --check   say which pages are not what templates and records say, and write nothing
 
-A table stands between `<!-- table: NAME -->` and `<!-- end -->`. A number, without its sign, stands between
-`<!-- value: NAME ; CELL ; CELL ; COLUMN ; DIGITS -->` and `<!-- end -->`: from that column of the one row with these
-cells. Such a mark may stand in a table, but not at the start of a line: Markdown takes it for a block there. NAME is
-that of a table in any folder of records/, without `.md`; a test checks that the pages hold what the records say.
+The template of PAGE.md is PAGE.md.in beside it; edit that one. A line `{{ table: NAME }}` stands for a recorded table,
+and `{{ value: NAME ; CELL ; CELL ; COLUMN ; DIGITS }}` for a number, without its sign: from that column of the one row
+with these cells. NAME is that of a table in any folder of records/, without `.md`.
 """
 
 from __future__ import annotations
@@ -17,13 +16,18 @@ from decimal import Decimal
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-VALUE = re.compile(r"(<!-- value: ([\w-]+) ; ([^>]*?) ; ([^;>]*?) ; (\d) -->).*?(<!-- end -->)")
+TABLE = re.compile(r"^\{\{ table: ([\w-]+) \}\}$", re.MULTILINE)
+VALUE = re.compile(r"\{\{ value: ([\w-]+) ; ([^{}]*?) ; ([^;{}]*?) ; (\d) \}\}")
 
 
-def pages() -> list[Path]:
-    """The pages that may have marked tables."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+def templates() -> list[Path]:
+    """The pages' templates."""
+    return sorted([*ROOT.glob("*.md.in"), *ROOT.glob("docs/**/*.md.in")])
+
+
+def page_of(template: Path) -> Path:
+    """The page that a template is for."""
+    return template.with_suffix("")
 
 
 def recorded(name: str) -> str:
@@ -36,10 +40,14 @@ def recorded(name: str) -> str:
     return re.sub(r"^### ", "#### ", body, flags=re.MULTILINE)
 
 
-def filled(page: str) -> str:
-    """The page with every marked table and number as the records have them."""
-    page = MARKED.sub(lambda m: f"{m[1]}\n{recorded(m[2])}\n\n{m[3]}", page)
-    return VALUE.sub(lambda m: f"{m[1]}{value(recorded(m[2]), m[3].split(' ; '), m[4], int(m[5]))}{m[6]}", page)
+def filled(template: str) -> str:
+    """The page, with every table and number as the records have them."""
+    page = TABLE.sub(lambda m: recorded(m[1]), template)
+    page = VALUE.sub(lambda m: value(recorded(m[1]), m[2].split(" ; "), m[3], int(m[4])), page)
+    unknown = re.search(r"\{\{.*", page)
+    if unknown is not None:
+        raise ValueError(f"{unknown[0][:80]!r} is neither a table on a line of its own nor a value of a table.")
+    return page
 
 
 def value(table: str, keys: list[str], column: str, digits: int) -> str:
@@ -67,11 +75,12 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--check", action="store_true", help="write nothing; fail if a page would change")
     given = options.parse_args()
-    stale = [path for path in pages() if filled(path.read_text()) != path.read_text()]
+    pages = {page_of(one): filled(one.read_text()) for one in templates()}
+    stale = [path for path, text in pages.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         print(f"{'stale' if given.check else 'filled'} {path.relative_to(ROOT)}")
         if not given.check:
-            path.write_text(filled(path.read_text()))
+            path.write_text(pages[path])
     if given.check and stale:
         raise SystemExit("Run: python tools/fill_docs.py")
 

@@ -10,34 +10,47 @@ import pytest
 from scripts import ROOT, call
 
 TABLE = "## Title\n\n| Method | Measure | Mean |\n| :-- | :-- | --: |\n| A | NLL | -0.126 ± 0.02 |\n"
-PAGE = (
-    "x <!-- value: some ; A ; NLL ; Mean ; 2 -->{number}<!-- end --> y\n\n<!-- table: some -->\n{table}<!-- end -->\n"
-)
+TEMPLATE = "x {{ value: some ; A ; NLL ; Mean ; 2 }} y\n\n{{ table: some }}\n\nend\n"
 
 
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A repository with one record, a page that shows it and one that does not."""
+    """A repository with one record, a template that shows it, and a page without one."""
     monkeypatch.syspath_prepend(ROOT / "tools")
     fill_docs: Any = __import__("fill_docs")
     monkeypatch.setattr(fill_docs, "ROOT", tmp_path)
     for folder in ("records/one", "records/other", "docs"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "records" / "one" / "some.md").write_text(TABLE)
-    (tmp_path / "docs" / "page.md").write_text(PAGE.format(number="9.99", table="old\n"))
-    (tmp_path / "README.md").write_text("no marks\n")
+    (tmp_path / "docs" / "page.md.in").write_text(TEMPLATE)
+    (tmp_path / "docs" / "page.md").write_text("old\n")
+    (tmp_path / "README.md").write_text("no template {{ table: some }}\n")
     return tmp_path
 
 
 def test_a_page_gets_what_the_record_says(pages: Path) -> None:
     found = call("tools/fill_docs.py", "--check")
     assert (found.returncode, found.stdout) == (1, "stale docs/page.md\n")
-    assert "9.99" in (pages / "docs" / "page.md").read_text(), "checked and not written"
+    assert (pages / "docs" / "page.md").read_text() == "old\n", "checked and not written"
     assert call("tools/fill_docs.py").stdout == "filled docs/page.md\n"
     body = TABLE.partition("\n")[2].strip()
-    assert (pages / "docs" / "page.md").read_text() == PAGE.format(number="0.13", table=f"\n{body}\n\n")
+    assert (pages / "docs" / "page.md").read_text() == f"x 0.13 y\n\n{body}\n\nend\n"
     assert call("tools/fill_docs.py").stdout == ""
     assert call("tools/fill_docs.py", "--check").returncode == 0
+
+
+def test_a_page_that_is_not_there_yet_is_written(pages: Path) -> None:
+    (pages / "docs" / "page.md").unlink()
+    assert call("tools/fill_docs.py", "--check").returncode == 1
+    assert call("tools/fill_docs.py").stdout == "filled docs/page.md\n"
+
+
+@pytest.mark.parametrize("mark", ["{{ tables: some }}", "see {{ table: some }}", "{{ value: some ; A ; Mean }}"])
+def test_a_mark_that_is_not_understood_is_named(pages: Path, mark: str) -> None:
+    (pages / "docs" / "page.md.in").write_text(f"x\n{mark} z\n")
+    with pytest.raises(ValueError, match="is neither a table on a line of its own nor a value"):
+        call("tools/fill_docs.py")
+    assert (pages / "docs" / "page.md").read_text() == "old\n"
 
 
 def test_a_name_stands_for_one_table(pages: Path) -> None:
