@@ -85,7 +85,9 @@ def main() -> None:
     arguments.add_argument("--replicas", default="20", help="networks at once, separated by commas")
     arguments.add_argument("--batch", type=int, default=128, help="images in a minibatch")
     arguments.add_argument("--steps", type=int, default=200, help="steps of each measurement")
-    arguments.add_argument("--rounds", type=int, default=5, help="measurements of each stack, in turn; the median counts")
+    arguments.add_argument(
+        "--rounds", type=int, default=5, help="measurements of each stack, in turn; the median counts"
+    )
     arguments.add_argument("--precision", default="float32", choices=("mixed", "float32"), help="of the products")
     arguments.add_argument("--device", type=devices.choose, default="auto", help="auto, cpu, cuda or cuda:N")
     settings = arguments.parse_args()

@@ -66,7 +66,7 @@ TURNED = {
         "import dropconnectpp.lab.philox",
         "`import dropconnectpp` does not reach the laboratory",
     ),
-    "another package": ("likelihoods.py", "import scipy.stats", "The library depends on torch and numpy alone"),
+    "another package": ("likelihoods/outputs.py", "import scipy.stats", "The library depends on torch and numpy alone"),
     "inside layers": ("layers/affine.py", "from dropconnectpp.layers import public", "Inside layers"),
     "inside inference": ("inference/batchnorm.py", "from dropconnectpp.inference import elbo", "Inside inference"),
     "up the laboratory": ("lab/data/dataset.py", "from dropconnectpp.lab.replicas import network", "The laboratory"),

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dropconnectpp import estimators, functional
+    from dropconnectpp import estimators, functional, likelihoods
     from dropconnectpp.conversion import convert, plain_state_dict, to_dense
     from dropconnectpp.errors import DropConnectError
     from dropconnectpp.inference.elbo import ELBO, ELBOTerms, kl_divergence, named_kl, parameter_groups
@@ -24,7 +24,14 @@ if TYPE_CHECKING:
         DropConnectPPLinear,
     )
     from dropconnectpp.layers.sampling import forced_masks, sampling
-    from dropconnectpp.likelihoods import bernoulli, categorical, gaussian
+    from dropconnectpp.likelihoods import (
+        bernoulli,
+        categorical,
+        gaussian,
+        heteroscedastic_gaussian,
+        poisson,
+        student_t,
+    )
     from dropconnectpp.posterior_summary import Posterior, posterior
     from dropconnectpp.prediction import Prediction, predict
     from dropconnectpp.presets import PRESETS
@@ -56,16 +63,20 @@ __all__ = [
     "forced_masks",
     "functional",
     "gaussian",
+    "heteroscedastic_gaussian",
     "kl_divergence",
+    "likelihoods",
     "load",
     "named_kl",
     "parameter_groups",
     "plain_state_dict",
+    "poisson",
     "posterior",
     "predict",
     "prune",
     "sampling",
     "save",
+    "student_t",
     "to_dense",
     "to_onnx",
 ]
@@ -80,7 +91,7 @@ _MODULES = {
     "io": ("load", "save", "to_onnx"),
     "layers": tuple(name for name in __all__ if name.endswith(("Linear", "1d", "2d", "3d"))),
     "layers.sampling": ("forced_masks", "sampling"),
-    "likelihoods": ("bernoulli", "categorical", "gaussian"),
+    "likelihoods": ("bernoulli", "categorical", "gaussian", "heteroscedastic_gaussian", "poisson", "student_t"),
     "posterior_summary": ("Posterior", "posterior"),
     "prediction": ("Prediction", "predict"),
     "presets": ("PRESETS",),

@@ -222,7 +222,7 @@ def test_probabilities_that_a_step_carried_outside_are_projected_back_and_can_re
     layer = dcpp.DropConnectPPLinear(
         2, 1, bias=False, parameterisation="probability", estimator="straight-through", dtype=torch.float64
     )
-    elbo = dcpp.ELBO(layer, dcpp.gaussian(), num_data=4)
+    elbo = dcpp.ELBO(layer, dcpp.gaussian(1.0), num_data=4)
     x, y = torch.randn(4, 2, dtype=torch.float64), torch.randn(4, 1, dtype=torch.float64)
     with torch.no_grad():
         layer.weight_probability.copy_(torch.tensor([[1.75, -0.5]]))

@@ -23,7 +23,7 @@ from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
 from dropconnectpp.layers.passes import MEAN, Gates, replay_in_backward, running
 from dropconnectpp.layers.sampling import Sample, draw_samples
-from dropconnectpp.likelihoods import LogLikelihood
+from dropconnectpp.likelihoods import LearnedNoise, LogLikelihood, remember
 from dropconnectpp.ops.posterior import GatePosterior, divergence, group_pass, groupable, in_parts, kl_sum
 from dropconnectpp.ops.registered import held
 
@@ -81,7 +81,8 @@ class ELBO(nn.Module):
     ``log_likelihood(output, target) -> (B,)`` in nats; ``num_data`` is N, the size of the training
     set: the minibatch's likelihood counts N/B times, the KL once. ``num_samples`` is L.
     ``kl_weight`` multiplies the KL, on top of each layer's own ``kl_weight``, and may be changed
-    between steps; `ELBOTerms.kl` has neither. Masks come from ``generator``, or from torch's own.
+    between steps; `ELBOTerms.kl` has neither. The likelihood is left on the model, where `predict`
+    finds it; a noise that it learns is a parameter of the ELBO. Masks come from ``generator``, or from torch's own.
     With ``check_finite`` a loss that is not finite raises before anything is changed; on a GPU that
     waits for the device at each step, so turn it off where that matters.
 
@@ -108,10 +109,12 @@ class ELBO(nn.Module):
         if not callable(log_likelihood):
             raise ArgumentError(
                 f"log_likelihood must be callable, (output, target) -> (B,), got {log_likelihood!r}. "
-                "Ready made: dropconnectpp.categorical, bernoulli, gaussian(scale)."
+                "Ready made: dropconnectpp.categorical, bernoulli, gaussian()."
             )
         self.model = model
-        self.log_likelihood = log_likelihood
+        device = next((parameter.device for parameter in model.parameters()), None)
+        self.log_likelihood = log_likelihood.to(device) if isinstance(log_likelihood, LearnedNoise) else log_likelihood
+        remember(model, log_likelihood)
         self.num_data = check_count("num_data", num_data)
         self.num_samples = check_count("num_samples", num_samples)
         double = any(parameter.dtype == torch.float64 for parameter in model.parameters())
@@ -430,6 +433,7 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Groups for a torch optimiser: "weights", which decay, and "posterior", which never does.
 
+    Give it the ELBO for a third, "noise", where the likelihood learns it; that does not decay either.
     The posterior's group holds logits (or probabilities) and Beta parameters, at step size
     ``logit_lr``; by default at ``lr`` times their layer's ``logit_step``, with one group named
     "posterior" for each step that occurs. Parameters that need no gradient are left out.
@@ -446,8 +450,10 @@ def parameter_groups(
         if isinstance(layer, DropConnectPPLayer):
             for key in layer.posterior_names:  # shared ones keep the first layer's step
                 steps.setdefault(id(getattr(layer, key)), 1.0 if logit_lr is not None else layer.logit_step)
+    noises = {id(p) for module in model.modules() if isinstance(module, LearnedNoise) for p in module.parameters()}
     trained = [p for p in model.parameters() if p.requires_grad]
-    weights = [p for p in trained if id(p) not in steps]
+    noise = [p for p in trained if id(p) in noises]
+    weights = [p for p in trained if id(p) not in steps and id(p) not in noises]
     posterior: dict[float, list[nn.Parameter]] = {}
     for parameter in trained:
         if id(parameter) in steps:
@@ -457,4 +463,5 @@ def parameter_groups(
     for step, parameters in posterior.items():
         size = base if step == 1.0 else base * step  # a tensor stays the caller's own
         groups.append({"name": "posterior", "params": parameters, "lr": size, "weight_decay": 0.0})
+    groups.append({"name": "noise", "params": noise, "lr": lr, "weight_decay": 0.0})
     return [group for group in groups if group["params"]]

@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from dropconnectpp.layers.base import masked_layers
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
+from dropconnectpp.likelihoods import LearnedNoise, remembered
 
 
 class Listener(Protocol):
@@ -79,7 +80,7 @@ class PosteriorCheck:
             ignore(self)
             return
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        mine = [id(p) for p in model.parameters() if id(p) in groups]
+        mine = [id(p) for p in (*model.parameters(), *_noise(model)) if id(p) in groups]
         if not mine:
             return
         self._groups |= {key: groups[key] for key in mine}
@@ -103,6 +104,11 @@ def trust(owner: nn.Module) -> None:
     found = _checks.pop(owner, None)
     if found is not None:
         ignore(found)
+
+
+def _noise(model: nn.Module) -> list[nn.Parameter]:
+    likelihood = remembered(model)
+    return list(likelihood.parameters()) if isinstance(likelihood, LearnedNoise) else []
 
 
 def _complaints(model: nn.Module, groups: Mapping[int, dict[str, Any]]) -> list[str]:
@@ -137,6 +143,11 @@ def _complaints(model: nn.Module, groups: Mapping[int, dict[str, Any]]) -> list[
     if slow:
         found.append(
             f"The layers' logit_step is not applied to {_listed(slow)}: they move at the weights' step size. {cure}"
+        )
+    if any(p.requires_grad and id(p) not in groups for p in _noise(model)):
+        found.append(
+            "No optimiser holds the noise scale that the likelihood learns: it stays where it started. It is a "
+            "parameter of the ELBO: use dropconnectpp.parameter_groups(elbo, lr), or elbo.parameters()."
         )
     return found
 

@@ -104,7 +104,7 @@ def test_categorical_refuses_real_valued_targets() -> None:
         dcpp.categorical(torch.zeros(4, 3), torch.zeros(4))
 
 
-@pytest.mark.parametrize(("name", "likelihood"), [("bernoulli", dcpp.bernoulli), ("gaussian", dcpp.gaussian())])
+@pytest.mark.parametrize(("name", "likelihood"), [("bernoulli", dcpp.bernoulli), ("gaussian", dcpp.gaussian(1.0))])
 @pytest.mark.parametrize(("output", "target"), [((4, 1), (4,)), ((4,), (4, 1)), ((4, 3), (3, 4))])
 def test_shapes_must_be_equal_so_that_nothing_broadcasts(name: str, likelihood: Any, output: Any, target: Any) -> None:
     with pytest.raises(
