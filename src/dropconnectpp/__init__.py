@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dropconnectpp import estimators, functional, likelihoods
+    from dropconnectpp.compaction.reduction import compact
     from dropconnectpp.conversion import convert, plain_state_dict, to_dense
     from dropconnectpp.errors import DropConnectError
     from dropconnectpp.inference.elbo import ELBO, ELBOTerms, kl_divergence, named_kl, parameter_groups
@@ -58,6 +59,7 @@ __all__ = [
     "SparsityPlan",
     "bernoulli",
     "categorical",
+    "compact",
     "convert",
     "estimators",
     "forced_masks",
@@ -82,6 +84,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "compaction.reduction": ("compact",),
     "conversion": ("convert", "plain_state_dict", "to_dense"),
     "inference.elbo": ("ELBO", "ELBOTerms", "kl_divergence", "named_kl", "parameter_groups"),
     "inference.plan": ("SparsityPlan",),
