@@ -21,7 +21,7 @@ TAUGHT = {
     "docs/tutorial.md": 8,
     "docs/guide.md": 8,
     "docs/method.md": 2,
-    "docs/results.md": 1,
+    "docs/results/all-findings.md": 1,
     "docs/how-to/convert.md": 5,
     "docs/how-to/choose-an-estimator.md": 2,
     "docs/how-to/prune-and-export.md": 5,
@@ -120,6 +120,16 @@ def _resolve(dotted: str) -> object:
 def test_the_pages_that_teach_have_code() -> None:
     for page, least in TAUGHT.items():
         assert len(blocks(ROOT / page)) >= least, page
+
+
+def test_the_results_are_told_in_short() -> None:
+    page = (DOCS / "results.md").read_text()
+    assert len(page.split()) <= 900
+    assert len(re.findall(r"^!\[", page, flags=re.MULTILINE)) == 3
+    for other in sorted((DOCS / "results").glob("*.md")):
+        assert other.name in page, f"docs/results.md does not lead to {other.name}"
+        opening = other.read_text().split("\n\n")[1]
+        assert opening.startswith("!["), f"{name(other)} does not open with a figure"
 
 
 def test_a_number_is_looked_up_in_one_row() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PAGE = (Path(__file__).parents[1] / "docs" / "paper.md").read_text()
-ROWS = re.findall(r"^\| \((\d+)\) \|(.*)\|(.*)\|$", PAGE, flags=re.MULTILINE)
+ROWS = re.findall(r"^\| \((\d+)\) \|(.*)\|(.*)\|(.*)\|$", PAGE, flags=re.MULTILINE)
 NAMES = sorted(set(re.findall(r"`(dropconnectpp(?:\.\w+)+)`", PAGE)))
 
 
@@ -28,9 +28,10 @@ def resolve(name: str) -> object:
 
 
 def test_every_equation_is_there_once_and_names_a_function() -> None:
-    assert [int(number) for number, _, _ in ROWS] == list(range(1, 24))
-    for number, _, where in ROWS:
-        assert re.search(r"`dropconnectpp\.", where), f"Eq. ({number}) names no function"
+    assert [int(number) for number, *_ in ROWS] == list(range(1, 24))
+    for number, _, library, laboratory in ROWS:
+        assert re.search(r"`dropconnectpp\.(?!lab\.)", library), f"Eq. ({number}) names no function of the library"
+        assert re.search(r"`dropconnectpp\.lab\.", laboratory), f"Eq. ({number}) names none of the laboratory"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,8 +4,9 @@
     python tools/fill_docs.py --check   say which pages are not what templates and records say, and write nothing
 
 The template of PAGE.md is PAGE.md.in beside it; edit that one. A line `{{ table: NAME }}` stands for a recorded table,
-and `{{ value: NAME ; CELL ; CELL ; COLUMN ; DIGITS }}` for a number, without its sign: from that column of the one row
-with these cells. NAME is that of a table in any folder of records/, without `.md`.
+`{{ folded: NAME }}` for one that opens on a click, under its own title, and `{{ value: NAME ; CELL ; CELL ; COLUMN ;
+DIGITS }}` for a number, without its sign: from that column of the one row with these cells. NAME is that of a table in
+any folder of records/, without `.md`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TABLE = re.compile(r"^\{\{ table: ([\w-]+) \}\}$", re.MULTILINE)
+FOLDED = re.compile(r"^\{\{ folded: ([\w-]+) \}\}$", re.MULTILINE)
 VALUE = re.compile(r"\{\{ value: ([\w-]+) ; ([^{}]*?) ; ([^;{}]*?) ; (\d) \}\}")
 
 
@@ -30,19 +32,34 @@ def page_of(template: Path) -> Path:
     return template.with_suffix("")
 
 
-def recorded(name: str) -> str:
-    """The table of that name, without its title, headings one level lower."""
+def titled(name: str) -> tuple[str, str]:
+    """The title of the table of that name, and what stands below it, headings one level lower."""
     found = sorted(ROOT.glob(f"records/*/{name}.md"))
     if len(found) != 1:
         folders = ", ".join(path.parent.name for path in found) or "none"
         raise LookupError(f"one folder of records/ must have {name}.md; it is in {folders}.")
-    body = found[0].read_text().partition("\n")[2].strip()
-    return re.sub(r"^### ", "#### ", body, flags=re.MULTILINE)
+    title, _, body = found[0].read_text().partition("\n")
+    return title.lstrip("# "), re.sub(r"^### ", "#### ", body.strip(), flags=re.MULTILINE)
+
+
+def recorded(name: str) -> str:
+    """The table of that name, without its title."""
+    return titled(name)[1]
+
+
+def folded(name: str) -> str:
+    """The table under its title and the number of its rows, closed until a reader opens it."""
+    title, body = titled(name)
+    rows = sum(line.startswith("| ") for line in body.splitlines()) - 2 * len(
+        re.findall(r"^\| :?-", body, re.MULTILINE)
+    )
+    return f'<details markdown="1">\n<summary>{title} ({rows} rows)</summary>\n\n{body}\n\n</details>'
 
 
 def filled(template: str) -> str:
     """The page, with every table and number as the records have them."""
     page = TABLE.sub(lambda m: recorded(m[1]), template)
+    page = FOLDED.sub(lambda m: folded(m[1]), page)
     page = VALUE.sub(lambda m: value(recorded(m[1]), m[2].split(" ; "), m[3], int(m[4])), page)
     unknown = re.search(r"\{\{.*", page)
     if unknown is not None:
@@ -62,7 +79,7 @@ def value(table: str, keys: list[str], column: str, digits: int) -> str:
             found.append(cells[header.index(column)])
     if len(found) != 1:
         raise LookupError(f"{len(found)} rows have the cells {keys}; one is needed.")
-    number = abs(Decimal(found[0].split()[0]))
+    number = abs(Decimal(found[0].strip("*").split()[0]))  # the best of a table is bold
     shown = round(number, digits)
     if abs(number - shown) == Decimal(5).scaleb(-digits - 1):
         # The table's number is rounded already, and which way it went decides.

@@ -39,6 +39,20 @@ def test_a_page_gets_what_the_record_says(pages: Path) -> None:
     assert call("tools/fill_docs.py", "--check").returncode == 0
 
 
+def test_a_long_table_is_folded_under_its_title(pages: Path) -> None:
+    (pages / "docs" / "page.md.in").write_text("x\n\n{{ folded: some }}\n\nend\n")
+    call("tools/fill_docs.py")
+    body = TABLE.partition("\n")[2].strip()
+    opened = f'<details markdown="1">\n<summary>Title (1 rows)</summary>\n\n{body}\n\n</details>'
+    assert (pages / "docs" / "page.md").read_text() == f"x\n\n{opened}\n\nend\n"
+
+
+def test_the_best_of_a_table_is_a_number_too(pages: Path) -> None:
+    (pages / "records" / "one" / "some.md").write_text(TABLE.replace("-0.126 ± 0.02", "**77.72**"))
+    call("tools/fill_docs.py")
+    assert (pages / "docs" / "page.md").read_text().startswith("x 77.72 y")
+
+
 def test_a_page_that_is_not_there_yet_is_written(pages: Path) -> None:
     (pages / "docs" / "page.md").unlink()
     assert call("tools/fill_docs.py", "--check").returncode == 1

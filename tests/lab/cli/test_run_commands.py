@@ -82,7 +82,7 @@ def test_what_is_open_is_chosen_first_and_the_page_says_how(dcpp):
     assert len(notes("selection")) == 3
     page = Path("dcpp-results/index.html").read_text()
     assert "6 networks trained to the end" in page
-    assert "chosen by the mean training loss of the first epochs" in page
+    assert "chosen by the mean training loss of the last epoch tried" in page
     assert "chosen by the accuracy on held-out training data" in page
     assert "Trial" not in out
 

@@ -23,7 +23,7 @@ class Selection:
 
     step_sizes: tuple[float, ...] = STEP_SIZES
     step_epochs: int = 2
-    """"the first few iterations"."""
+    """"the first few iterations". Step sizes are compared by the mean training loss over the last of these epochs."""
     step_replicas: int = 3
     rates: tuple[float, ...] = RATES
     farther: tuple[float, ...] | None = None

@@ -97,7 +97,7 @@ def _diverged(experiment: ReportedExperiment) -> str:
 def _trials(note: Mapping[str, Any]) -> list[tuple[str, tuple[tuple[str, str, str], ...]]]:
     """How step size and rate were chosen, where they were."""
     kinds = (
-        ("step_trials", "loss", "chosen by the mean training loss of the first epochs", 4),
+        ("step_trials", "loss", "chosen by the mean training loss of the last epoch tried", 4),
         ("rate_trials", "accuracy", "chosen by the accuracy on held-out training data", 2),
         ("logit_step_trials", "accuracy", "chosen by the same accuracy", 2),
         ("together_trials", "accuracy", "chosen together by the accuracy on held-out training data", 2),

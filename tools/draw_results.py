@@ -1,0 +1,260 @@
+"""Draw the figures of the results' pages from the networks in records/.
+
+    python tools/draw_results.py           write them to docs/figures/
+    python tools/draw_results.py --check   say which are not what the records give, and write nothing
+
+Another version of matplotlib than `DRAWN_BY` draws other bytes: --check then compares nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import record
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dropconnectpp.lab.report.render.drawing import LIGHT, METADATA, STYLE
+from dropconnectpp.lab.report.statistics import summarise, welch
+from dropconnectpp.lab.runs.store import Row
+
+ROOT = Path(__file__).parents[1]
+FIGURES = ROOT / "docs" / "figures"
+DRAWN_BY = "3.11.2"
+SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)
+"""Of the dense layer's weights."""
+BY_SIZE, BY_POSTERIOR, BY_BOTH, BY_CHANCE = "magnitude", "keep_probability", "product", "random"
+GREY, OCHRE, BLUE, RED, GREEN = LIGHT[:5]
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Networks of one setting, trained to the end on the whole training set."""
+
+    store: str
+    label: str
+    rate: float | None = None
+    step_size: float | None = None
+
+    @property
+    def rows(self) -> list[Row]:
+        """Those of the store; none is an error."""
+        found = [row for row in finished(self.store) if self._has(row)]
+        if not found:
+            raise LookupError(f"{self.store} has no finished network {self.label!r}, rate {self.rate}.")
+        if len({row.key.digest for row in found}) != 1:
+            raise LookupError(f"{self.store} has several settings {self.label!r}: name the step size.")
+        return found
+
+    def _has(self, row: Row) -> bool:
+        settings = row.protocol.settings
+        return (
+            row.protocol.label == self.label
+            and (self.rate is None or settings["method"]["rate"] == self.rate)
+            and (self.step_size is None or settings["training"]["step_size"] == self.step_size)
+        )
+
+    def accuracies(self) -> list[float]:
+        """In percent, by one pass."""
+        return [float(row.results["accuracy"]) for row in self.rows]
+
+    def kept(self, score: str, share: float) -> list[float]:
+        """In percent, with a share of the dense weights kept by a score."""
+        if share == 1.0:
+            return self.accuracies()
+        return [
+            float(one["accuracy"])
+            for row in self.rows
+            for one in row.results["pruning"]
+            if (one["score"], one["share"]) == (score, share)
+        ]
+
+
+@cache
+def finished(store: str) -> tuple[Row, ...]:
+    """Networks with 100 epochs and nothing held out."""
+    return tuple(
+        row
+        for row in record.read(ROOT / "records" / f"{store}.jsonl.xz").rows
+        if row.status == "done"
+        and row.protocol.settings["training"]["epochs"] == 100
+        and not row.protocol.settings["training"]["holdout"]
+    )
+
+
+CIFAR10, FASHION, SVHN, CIFAR100 = (f"{one}/results" for one in ("cifar10", "fashion-mnist", "svhn", "cifar100"))
+SPARSE, PER_EXAMPLE, PAPER = "DropConnect++ (sparse)", "DropConnect++ (per-example)", "DropConnect++"
+TOGETHER = Networks("noise/cifar10", "DropConnect", 0.9)
+SVHN_RATE = Networks("connectivity/svhn_best_rate", "DropConnect", 0.9)
+
+
+def _curve(axes: Axes, networks: Networks, score: str, label: str, **style: Any) -> None:
+    """Accuracy against the share kept; bars are 95% intervals."""
+    found = [summarise(networks.kept(score, share)) for share in SHARES]
+    reach = [0.0 if one.interval is None else one.interval[1] - one.mean for one in found]
+    axes.errorbar(SHARES, [one.mean for one in found], yerr=reach, label=label, capsize=2, marker="o", **style)
+
+
+def _by_share(axes: Axes, title: str, bottom: float, top: float) -> None:
+    axes.set_xscale("log")
+    axes.invert_xaxis()
+    axes.set_xticks(SHARES, [f"{share:.0%}" for share in SHARES])
+    axes.minorticks_off()
+    axes.set_ylim(bottom, top)
+    axes.set_title(title, loc="left", fontsize=9.0)
+    axes.set_xlabel("weights kept in the dense layer")
+
+
+TUNED_MORE = "DropConnect, tuned further, largest weights"
+"""On CIFAR-10 rate and step size were chosen together, on SVHN the rate among higher ones."""
+SMALL = (
+    ("CIFAR-10", CIFAR10, ((TOGETHER, TUNED_MORE),), 64.0, 79.0),
+    ("Fashion-MNIST", FASHION, (), 86.0, 93.5),
+    ("SVHN, rebuilt images", SVHN, ((SVHN_RATE, TUNED_MORE),), 86.0, 93.5),
+)
+
+
+def _small(axes: Axes, title: str, store: str, more: Sequence[tuple[Networks, str]], limits: Any) -> None:
+    _by_share(axes, title, *limits)
+    _curve(axes, Networks(store, "Dropout"), BY_SIZE, "Dropout, largest weights", color=OCHRE, linestyle="dotted")
+    _curve(
+        axes,
+        Networks(store, "DropConnect"),
+        BY_SIZE,
+        "DropConnect, rate tuned, largest weights",
+        color=BLUE,
+        linestyle="--",
+    )
+    for networks, label in more:
+        _curve(axes, networks, BY_SIZE, label, color=RED, linestyle="-.")
+    learned = Networks(store, SPARSE)
+    _curve(axes, learned, BY_POSTERIOR, "DropConnect++, highest keep probabilities", color=GREEN)
+
+
+def accuracy_by_size(figure: Figure) -> None:
+    """One panel for the README: what is left of a network when few weights are kept."""
+    figure.set_size_inches(7.2, 3.9)
+    axes = figure.subplots()
+    title, store, more, *limits = SMALL[0]
+    _small(axes, f"{title}, 50 networks each, 95% intervals", store, more, limits)
+    axes.set_ylabel("test accuracy, %")
+    axes.legend(loc="lower left", frameon=False)
+    figure.subplots_adjust(left=0.09, right=0.98, bottom=0.13, top=0.92)
+
+
+def few_connections(figure: Figure) -> None:
+    """The same on three data sets."""
+    figure.set_size_inches(9.6, 4.2)
+    panels = figure.subplots(1, 3)
+    for axes, (title, store, more, *limits) in zip(panels, SMALL, strict=True):
+        _small(axes, title, store, more, limits)
+        both = "DropConnect++, highest keep probability times weight, as prune() does"
+        _curve(axes, Networks(store, SPARSE), BY_BOTH, both, color=GREEN, linestyle=(0, (1, 1)))
+    panels[0].set_ylabel("test accuracy, %")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="lower center", frameon=False, ncols=2)
+    figure.subplots_adjust(left=0.06, right=0.99, bottom=0.3, top=0.94, wspace=0.16)
+
+
+OPPONENTS = (
+    ("CIFAR-10, rate tuned", CIFAR10, Networks(CIFAR10, "DropConnect")),
+    ("CIFAR-10, rate and step size tuned", CIFAR10, TOGETHER),
+    ("Fashion-MNIST, rate tuned", FASHION, Networks(FASHION, "DropConnect")),
+    ("SVHN, rate tuned up to 0.8", SVHN, Networks(SVHN, "DropConnect")),
+    ("SVHN, rate tuned up to 0.95", SVHN, SVHN_RATE),
+    ("CIFAR-100, rate tuned", CIFAR100, Networks(CIFAR100, "DropConnect")),
+)
+OURS = (
+    ("sparse-beta10, one setting for all", SPARSE, GREEN, "o"),
+    ("per-example, one setting for all", PER_EXAMPLE, OCHRE, "s"),
+    ("paper's setting", PAPER, GREY, "D"),
+)
+
+
+def against_dropconnect(figure: Figure) -> None:
+    """Accuracy beside a DropConnect that was tuned for the data set."""
+    figure.set_size_inches(7.2, 3.6)
+    axes = figure.subplots()
+    for shift, (label, method, colour, marker) in zip((-0.22, 0.0, 0.22), OURS, strict=True):
+        places, found = [], []
+        for place, (_, store, opponent) in enumerate(OPPONENTS):
+            if any(row.protocol.label == method for row in finished(store)):
+                places.append(place + shift)
+                found.append(welch(Networks(store, method).accuracies(), opponent.accuracies()))
+        reach = [one.interval[1] - one.difference for one in found]
+        differences = [one.difference for one in found]
+        axes.errorbar(
+            differences, places, xerr=reach, label=label, color=colour, marker=marker, linestyle="none", capsize=2
+        )
+    axes.axvline(0.0, color="#000000", linewidth=0.8)
+    axes.set_yticks(range(len(OPPONENTS)), [name for name, _, _ in OPPONENTS])
+    axes.invert_yaxis()
+    axes.set_xlabel("points of accuracy ahead of DropConnect; 50 networks each, 95% intervals")
+    axes.legend(loc="center left", frameon=False, bbox_to_anchor=(0.02, 0.45))
+    figure.subplots_adjust(left=0.34, right=0.98, bottom=0.14, top=0.97)
+
+
+def paper_posterior(figure: Figure) -> None:
+    """Whether the posterior of the paper's estimator knows which weights matter."""
+    figure.set_size_inches(7.2, 3.6)
+    panels = figure.subplots(1, 2)
+    for axes, (title, store) in zip(panels, (("CIFAR-10", CIFAR10), ("SVHN, rebuilt images", SVHN)), strict=True):
+        _by_share(axes, title, 50.0, 95.0)
+        networks = Networks(store, PAPER)
+        _curve(axes, networks, BY_SIZE, "largest weights", color=BLUE, linestyle="--")
+        _curve(axes, networks, BY_CHANCE, "weights chosen at random", color=GREY, linestyle="dotted")
+        _curve(axes, networks, BY_POSTERIOR, "highest keep probabilities", color=RED)
+    panels[0].set_ylabel("test accuracy, %")
+    panels[0].legend(loc="lower left", frameon=False)
+    figure.subplots_adjust(left=0.09, right=0.98, bottom=0.14, top=0.92, wspace=0.15)
+
+
+DRAWINGS: Mapping[str, Callable[[Figure], None]] = {
+    draw.__name__: draw for draw in (accuracy_by_size, few_connections, against_dropconnect, paper_posterior)
+}
+
+
+def drawn(draw: Callable[[Figure], None]) -> bytes:
+    """An SVG file on white, since pages may be dark. The same networks give the same bytes."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        settings: Any = {**STYLE, "axes.prop_cycle": cycler(color=LIGHT)}
+        matplotlib.rcParams.update(settings)
+        figure = Figure()
+        draw(figure)
+        stream = io.BytesIO()
+        figure.savefig(stream, format="svg", metadata=METADATA["svg"])
+    return stream.getvalue()
+
+
+def main() -> None:
+    """Write the figures, or compare them."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(DRAWINGS)} (default: all)")
+    options.add_argument("--check", action="store_true", help="write nothing; fail if a figure would change")
+    given = options.parse_args()
+    if unknown := set(given.names) - set(DRAWINGS):
+        options.error(f"no figure {', '.join(sorted(unknown))}; there are {', '.join(DRAWINGS)}")
+    stale = 0
+    for name in given.names or DRAWINGS:
+        path, content = FIGURES / f"{name}.svg", drawn(DRAWINGS[name])
+        same = path.exists() and (path.read_bytes() == content or (given.check and matplotlib.__version__ != DRAWN_BY))
+        if not same:
+            print(f"{'stale' if given.check else 'drawn'} {path.relative_to(ROOT)}")
+            stale += 1
+        if not same and not given.check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+    if given.check and stale:
+        raise SystemExit("Run: python tools/draw_results.py")
+
+
+if __name__ == "__main__":
+    main()
