@@ -90,6 +90,7 @@ bench: $(DEV) ## print the benchmark tables: quality of gradients, time and memo
 	$(BIN)/python benchmarks/layer_cost.py
 	$(BIN)/python benchmarks/training_step.py
 	$(BIN)/python benchmarks/digits_pruning.py
+	$(BIN)/python benchmarks/digits_sparsity.py
 	$(BIN)/python benchmarks/mask_memory.py
 	$(BIN)/python benchmarks/data_preparation.py
 	$(BIN)/python benchmarks/replica_step.py
