@@ -86,7 +86,7 @@ class SparsityPlan:
         )
         self.elbo = elbo
         self.layers = _layers_of(elbo)
-        if elbo.kl_weight != 1.0:
+        if elbo.kl_weight != 1.0 and elbo not in _plans:  # an earlier plan's weight is this one's to set
             raise ArgumentError(
                 f"a SparsityPlan sets the ELBO's kl_weight, got kl_weight={elbo.kl_weight!r}. "
                 "Leave it at 1 and give the plan a price."
@@ -99,8 +99,7 @@ class SparsityPlan:
         self._check_start()
         self._adam = self._new_adam()
         self._taken: dict[nn.Parameter, Tensor] = {}
-        self._stepped = False
-        self._ever_stepped = False
+        self._stepped = self._ever_stepped = self._overflown = False
         self._done = 0
         self._steering = self.schedule.start()
         self._fixed = False
@@ -113,7 +112,7 @@ class SparsityPlan:
         _plans[elbo] = weakref.ref(self)
         listen(self)
         trust(elbo)
-        self._versions = self._present_versions()
+        self._versions: list[int] | None = None  # of the log-odds, once a step was made: before that, states are loaded
 
     # -------------------------------------------------------------------------------- for loggers
 
@@ -161,6 +160,13 @@ class SparsityPlan:
             self._fix()
         self._set_kl_weight()
         self._versions = self._present_versions()
+        if self._done == self.schedule.steps + 1:
+            warnings.warn(
+                f"SparsityPlan.step was called more often than its steps={self.schedule.steps}: the log-odds have come "
+                "to rest, and the weights go on alone. steps is the number of optimiser steps of the whole training.",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Take the log-odds' gradients away from an optimiser that is about to step."""
@@ -168,7 +174,7 @@ class SparsityPlan:
             return
         self._stepped = self._ever_stepped = True
         scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-        overflown = found_inf is not None and bool(found_inf)
+        self._overflown = overflown = found_inf is not None and bool(found_inf)
         for layer, name in self._gates.values():
             parameter = layer.gate_parameter(name)
             if parameter.grad is not None:
@@ -181,12 +187,18 @@ class SparsityPlan:
         parameters = [layer.gate_parameter(name) for layer, name in self._gates.values()]
         if not self._stepped:  # an optimiser that is none of torch's, or a gradient scaler that skipped the step
             if self._ever_stepped:
+                self._require_overflow()
                 return
             self._require_unmoved()
             self._taken = {p: p.grad for p in parameters if p.grad is not None}
             if not all(bool(torch.isfinite(gradient).all()) for gradient in self._taken.values()):
                 return
-        if not self._taken and self._done == 0:
+        if not self._taken and self._done == 0 and not self._overflown:
+            if not any(parameter.requires_grad for parameter in parameters):
+                raise ArgumentError(
+                    "SparsityPlan: no log-odds need a gradient: an earlier plan has fixed the support, or they were "
+                    "frozen. Convert the model anew, or call requires_grad_() on them."
+                )
             raise ArgumentError(
                 "SparsityPlan.step found no gradient of the log-odds. Call it after loss.backward() and "
                 "optimizer.step(), with the loss of the plan's own ELBO."
@@ -202,7 +214,7 @@ class SparsityPlan:
         for layer, name in self._gates.values():
             layer.gate_parameter(name).grad = None
         self._taken.clear()
-        self._stepped = False
+        self._stepped = self._overflown = False
 
     def _cap(self) -> None:
         """No keep probability above the ceiling."""
@@ -279,6 +291,11 @@ class SparsityPlan:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a plan with the same settings was; load the model's state as well, in either order."""
+        missing = self.state_dict().keys() - state.keys()
+        if missing:
+            raise ArgumentError(
+                f"this is no state of a SparsityPlan: {', '.join(sorted(missing))} missing. Give what state_dict gave."
+            )
         theirs, ours = dict(state["schedule"]), asdict(self.schedule)
         changed = [
             f"{key}={theirs.get(key)!r} (here {value!r})" for key, value in ours.items() if theirs.get(key) != value
@@ -294,7 +311,7 @@ class SparsityPlan:
         if self._fixed:
             self._settle()
         self._set_kl_weight()
-        self._versions = self._present_versions()
+        self._versions = None
 
     # ------------------------------------------------------------------------------------- checks
 
@@ -306,8 +323,20 @@ class SparsityPlan:
     def _present_versions(self) -> list[int]:
         return [layer.gate_parameter(name)._version for layer, name in self._gates.values()]
 
+    def _require_overflow(self) -> None:
+        """The optimiser did not step: where a gradient overflowed a scaler saw to that, and else the user forgot."""
+        logits = [layer.gate_parameter(name).grad for layer, name in self._gates.values()]
+        if not any(grad is not None and bool(grad.any()) for grad in logits):
+            return
+        gradients = [p.grad for p in self._model_parameters.values() if p.grad is not None]
+        if all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+            raise ArgumentError(
+                "SparsityPlan.step was called, and no optimiser had stepped since the last time. Call it once after "
+                "each optimizer.step(): where gradients are accumulated, after the last of their minibatches."
+            )
+
     def _require_unmoved(self) -> None:
-        if self._present_versions() != self._versions:
+        if self._versions is not None and self._present_versions() != self._versions:
             raise ArgumentError(
                 "SparsityPlan: something else moves the log-odds, and it is no torch.optim.Optimizer, whose steps the "
                 "plan can see. Give that optimiser the other parameters alone: "

@@ -116,6 +116,11 @@ class SparsitySchedule:
                 f"fix_at must be above warmup, so that connections are learned at the full price: "
                 f"got fix_at={self.fix_at!r} and warmup={self.warmup!r}."
             )
+        if self.fix_step == 0:
+            raise ArgumentError(
+                f"steps={self.steps} and fix_at={self.fix_at!r} fix the support before the first step. "
+                "steps is the number of optimiser steps of the whole training."
+            )
         if not 0.0 <= self.noise <= 0.5:
             raise ArgumentError(f"noise is the share dropped and must lie in [0, 0.5], got {self.noise!r}.")
         if self.logit_lr is not None:
@@ -167,7 +172,7 @@ class SparsitySchedule:
         if self.fixed(step) or (state is not None and self.keep is not None and self._ahead(state, step)):
             return 0.0
         full = logit_step_size(self.steps) if self.logit_lr is None else self.logit_lr
-        return full * min(1.0, 2.0 * (1.0 - step / self.steps))
+        return full * max(0.0, min(1.0, 2.0 * (1.0 - step / self.steps)))
 
     # ------------------------------------------------------------------------------------ the price
 
