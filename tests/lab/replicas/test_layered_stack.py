@@ -58,6 +58,33 @@ def test_training_resumes_bit_for_bit(trained: LayeredStack, tmp_path) -> None:
             assert torch.equal(one, other)
 
 
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("steps", [2, 9, 20])
+def test_interrupted_between_two_batches_it_resumes_bit_for_bit(
+    trained: LayeredStack, tmp_path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    def stop(_: float) -> None:
+        if int(first.step) == steps:
+            raise Stop
+
+    monkeypatch.setattr(layered_stack, "TOLD_EVERY", 1)
+    first, second = stack_of(*ALL), stack_of(*ALL)
+    first.on_batch = stop
+    with pytest.raises(Stop):
+        train(first)
+    torch.save(first.state(), tmp_path / "state.pt")
+    second.load_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    losses = second.train_epoch()
+    train(second, 5 - second.epoch)
+    for row in range(len(ALL)):
+        for one, other in zip(numbers(second, row), numbers(trained, row), strict=True):
+            assert torch.equal(one, other), ALL[row].protocol.label
+    assert torch.equal(losses, train(stack_of(*ALL), (steps - 1) // 4 + 1).loss_sum / 4)
+
+
 def test_a_plain_replica_is_what_torch_trains() -> None:
     stack = stack_of(unit("none"))
     module = layered_modules.to_module(stack, 0)

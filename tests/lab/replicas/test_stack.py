@@ -370,6 +370,31 @@ def test_training_resumes_bit_for_bit_whatever_the_epoch_changes(fused):
         assert_equal(resumed.state()[part], whole.state()[part])
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_training_interrupted_between_two_batches_resumes_bit_for_bit(fused):
+    def ready() -> Stack:
+        stack = stack_of(*(Unit(settings(method), 3) for method in (*LATE.values(), *VARIED)))
+        stack.fused = fused
+        return stack
+
+    def stop(_: float) -> None:
+        if int(resumed.step) % 7 == 0:
+            raise InterruptedError
+
+    whole, resumed = ready(), ready()
+    for _ in range(3):
+        losses = whole.train_epoch()
+        while resumed.epoch < whole.epoch:
+            resumed.on_batch = stop
+            try:
+                assert torch.equal(resumed.train_epoch(), losses)
+            except InterruptedError:
+                saved, resumed = resumed.state(), ready()
+                resumed.load_state(saved)
+    for part in ("tensors", "sums"):
+        assert_equal(resumed.state()[part], whole.state()[part])
+
+
 def test_a_saved_state_does_not_change_as_training_goes_on():
     stack = trained(MIXED[:7], epochs=1)
     saved = stack.state()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -228,6 +227,7 @@ def _runner(
     from dropconnectpp.lab import data
     from dropconnectpp.lab import device as devices
     from dropconnectpp.lab.cli.display import run_display
+    from dropconnectpp.lab.runs.interruption import Interruption
     from dropconnectpp.lab.runs.runner import Runner
 
     deadline = None if time_limit is None else time.monotonic() + duration(time_limit)
@@ -235,12 +235,9 @@ def _runner(
     if out.exists() and not out.is_dir():
         raise ProtocolError(f"{out}: is a file. Give a folder.")
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)  # end as after Ctrl-C
+    interruption = Interruption()
     try:
-        with run_display() as display:
+        with interruption.caught(), run_display() as display:
             yield Runner(
                 out,
                 chosen,
@@ -248,12 +245,11 @@ def _runner(
                 display,
                 group=at_once,
                 deadline=deadline,
+                interruption=interruption,
             )
     except KeyboardInterrupt:
         Console(stderr=True).print("Stopped. What was finished or checkpointed is kept; the same command resumes.")
         raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 SHARED = ("dataset", "methods", "epochs", "seed")

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dropconnectpp.lab.cache_dir import cache_directory
 from dropconnectpp.lab.data.dataset import Arrays, DataError, Dataset, Provenance, Split
 from dropconnectpp.lab.data.download import ProgressCallback, silent
+from dropconnectpp.lab.machine.cache_dir import cache_directory
 
 FORMAT = 1
 DESCRIPTION = "description.json"

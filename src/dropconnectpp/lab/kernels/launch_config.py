@@ -26,9 +26,9 @@ from typing import Any
 import torch
 
 from dropconnectpp.errors import ArgumentError
-from dropconnectpp.lab.cache_dir import cache_directory
 from dropconnectpp.lab.config.json_values import canonical
 from dropconnectpp.lab.kernels.support import has_triton
+from dropconnectpp.lab.machine.cache_dir import cache_directory
 
 VARIABLE = "DCPP_LAUNCHES"
 """An environment variable that names another file, or is "off" for the defaults."""

@@ -80,8 +80,8 @@ class LayeredStack:
         self._make_parameters()
         self.segments = self._segments()
         self._make_buffers()
-        self.epoch = 0
-        self.on_batch: Callable[[float], None] | None = None  # told the share of the epoch that is done
+        self.epoch = self.batch = 0
+        self.on_batch: Callable[[float], None] | None = None  # told the share of the epoch that is done, and may raise
         self.chunk: int | None = None  # images evaluated at a time, where the usual number does not fit the memory
         self._graph: torch.cuda.CUDAGraph | None = None
         self._use_graph = graph and device.type == "cuda"
@@ -154,6 +154,7 @@ class LayeredStack:
         self.shuffle()
         self.train_batches()
         self.epoch += 1
+        self.batch = 0
         self._count_steps()
         if self.epoch == self.protocol.training.epochs:
             self._act(self.steps)
@@ -180,14 +181,16 @@ class LayeredStack:
         return table
 
     def train_batches(self) -> None:
-        """Take a step on each batch, in order."""
-        self.position.zero_()
-        self.loss_sum.zero_()
+        """Take a step on each batch that is left of the epoch, in order."""
+        if not self.batch:
+            self.position.zero_()
+            self.loss_sum.zero_()
         first = self.epoch * self.batches
         with fast_products(self.device, self.dtype):
-            for done in range(self.batches):
+            for done in range(self.batch, self.batches):
                 self._act(first + done)
                 self._run_step()
+                self.batch = done + 1
                 if self.on_batch is not None and (done + 1) % TOLD_EVERY == 0:
                     self.on_batch((done + 1) / self.batches)
 
@@ -309,6 +312,8 @@ class LayeredStack:
             "step": int(self.step),
             "tensors": [value.detach().cpu().clone() for value in tensors],
             "segments": [segment.state() for segment in self.segments],
+            "batch": self.batch,
+            "loss_sum": self.loss_sum.cpu().clone(),
         }
 
     @property
@@ -323,6 +328,10 @@ class LayeredStack:
         """Resume from what `state` gave, for the same units."""
         self.epoch = state["epoch"]
         self.step.fill_(state["step"])
+        if batch := state.get("batch", 0):  # an epoch was interrupted
+            self.batch = batch
+            self.position.fill_(batch)
+            self.loss_sum.copy_(state["loss_sum"])
         tensors = [*self.weights, *self.biases, *itertools.chain.from_iterable(self.moments)]
         for value, known in zip(tensors, state["tensors"], strict=True):
             value.copy_(known)

@@ -139,6 +139,7 @@ class Networks:
         self.accumulators = {name: torch.zeros_like(value) for name, value in self._trained()}
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.epoch = 0
+        self.batch = 0  # steps taken of the epoch, where it was interrupted
 
     def _segments(self, num_data: int) -> list[Segment]:
         segments, first = [], 0
@@ -178,6 +179,7 @@ class Networks:
             regulariser.begin_epoch(self.epoch)
             segment.gate_sizes.copy_(self.step_sizes[segment.rows] * regulariser.gate_step)
             late = [row for row, m in enumerate(regulariser.methods) if m.learn_after and m.learn_after == self.epoch]
+            late = [] if self.batch else late  # done when the epoch began
             for name in regulariser.parameters if late else ():
                 self.accumulators[f"segment{number}.{name}"][late] = 0.0
 

@@ -75,7 +75,7 @@ class Stack(Networks):
         super().__init__(units, shape, len(self.examples.rows), device)
         self.position = torch.zeros_like(self.step)
         self.loss_sum = torch.zeros(len(self.units), device=device, dtype=self.dtype)
-        self.on_batch: Callable[[float], None] | None = None  # told the share of the epoch that is done
+        self.on_batch: Callable[[float], None] | None = None  # told the share of the epoch that is done, and may raise
         self.chunk: int | None = None  # images evaluated at a time, where the usual number does not fit the memory
         batch = protocol.training.batch_size
         count = len(self.examples.rows)
@@ -99,6 +99,7 @@ class Stack(Networks):
         self.shuffle()
         self.train_batches()
         self.epoch += 1
+        self.batch = 0
         return self.loss_sum / sum(self.batches)
 
     def shuffle(self) -> None:
@@ -107,12 +108,14 @@ class Stack(Networks):
         self.order.copy_(order.permutation(self.replicas, self.epoch, self.order.shape[1]))
 
     def train_batches(self) -> None:
-        """Take a step on each batch, in order."""
-        self.position.zero_()
-        self.loss_sum.zero_()
+        """Take a step on each batch that is left of the epoch, in order."""
+        if not self.batch:
+            self.position.zero_()
+            self.loss_sum.zero_()
         with fast_products(self.device, self.dtype):
-            for done, batch in enumerate(self.batches, 1):
+            for done, batch in enumerate(self.batches[self.batch :], self.batch + 1):
                 self._run_step(batch)
+                self.batch = done
                 if self.on_batch is not None:
                     self.on_batch(done / len(self.batches))
 
@@ -200,7 +203,8 @@ class Stack(Networks):
         moments = [
             None if s.regulariser.moments is None else s.regulariser.moments.cpu().clone() for s in self.segments
         ]
-        return {"epoch": self.epoch, "step": int(self.step), "tensors": tensors, "sums": sums, "moments": moments}
+        state = {"epoch": self.epoch, "step": int(self.step), "tensors": tensors, "sums": sums, "moments": moments}
+        return state | {"batch": self.batch, "loss_sum": self.loss_sum.cpu().clone()}
 
     @property
     def state_bytes(self) -> int:
@@ -212,6 +216,10 @@ class Stack(Networks):
         """Resume from what `state` gave, for the same units."""
         self.epoch = state["epoch"]
         self.step.fill_(state["step"])
+        if batch := state.get("batch", 0):  # an epoch was interrupted
+            self.batch = batch
+            self.position.fill_(sum(self.batches[:batch]))
+            self.loss_sum.copy_(state["loss_sum"])
         for name, value in self._trained():
             value.copy_(state["tensors"][name])
             self.accumulators[name].copy_(state["sums"][name])

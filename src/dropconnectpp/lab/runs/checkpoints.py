@@ -1,28 +1,42 @@
-"""Checkpoints of unfinished stacks: written whole or not at all, and found by the work they hold."""
+"""Checkpoints of unfinished stacks: written whole or not at all, checked before use, found by the work they hold.
+
+A file is what torch saves, and after it one line with the sha256 of all before: torch does not check the sums it keeps.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 import time
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from dropconnectpp.errors import DropConnectError
+from dropconnectpp.lab.machine.whole_files import write_whole
 
 Keys = tuple[tuple[str, int], ...]
+FORMAT = 2
+"""Stands in each file. Those of format 1 say nothing, and have no digest."""
+SEAL = re.compile(rb"\ndropconnectpp sha256 ([0-9a-f]{64})\n")
+SEAL_LENGTH = 87
 ABANDONED_S = 3600.0
 """A file that was being written that long ago belongs to a process that was killed."""
 
 
 class CheckpointError(DropConnectError, OSError):
-    """A checkpoint could not be written."""
+    """A checkpoint could not be written or read."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint is not what was written."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +59,12 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """A folder of checkpoints: for each stack its state, and beside it the small list of what it holds."""
+    """A folder of checkpoints: for each stack the last two states, and beside them the small list of what they hold."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tell: Callable[[str], None] | None = None) -> None:
         self.folder = folder
+        self._tell = tell
+        """Hears of every file that is not what was written."""
 
     def path(self, keys: Sequence[tuple[str, int]]) -> Path:
         """The file of a stack: its name is a digest of the work it holds."""
@@ -56,48 +72,184 @@ class Checkpoints:
         return self.folder / f"{name}.pt"
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Replace the stack's last checkpoint; a process killed meanwhile leaves the last one."""
+        """Write the stack's state and keep the one before it; a process killed meanwhile leaves the last."""
         path = self.path(checkpoint.keys)
-        new = path.with_suffix(f".{os.getpid()}.new")
+        listed = json.dumps(checkpoint.keys).encode()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _keys_file(path).write_text(json.dumps(checkpoint.keys))
-            with new.open("wb") as file:
-                torch.save(vars(checkpoint), file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, path)
+            if not _holds(_keys_file(path), listed):
+                write_whole(_keys_file(path), listed)
+            write_whole(path, lambda file: _save(checkpoint, file), keep=_before(path))
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-            with suppress(OSError):
-                new.unlink()
             raise CheckpointError(f"{path}: cannot be written ({error}). The last checkpoint is as it was.") from error
 
-    def read(self, path: Path) -> Checkpoint | None:
-        """What a file holds, or None if it is damaged or gone: its work then starts afresh."""
+    def read(self, path: Path) -> Checkpoint:
+        """What a file holds, once all of it is checked.
+
+        Raises:
+            FileNotFoundError: it is gone.
+            DamagedCheckpointError: it is not what was written.
+            CheckpointError: it must not be read.
+        """
+        sealed = _check(path)
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
-            return Checkpoint(**{**found, "keys": tuple((str(d), int(r)) for d, r in found["keys"])})
-        except Exception:  # torch raises many kinds of error for a damaged file
-            return None
+            version = found.pop("format", 1)
+            keys = tuple((str(d), int(r)) for d, r in found.pop("keys"))
+            checkpoint = Checkpoint(keys, **found)
+        except (MemoryError, FileNotFoundError):  # neither is damage
+            raise
+        except Exception as error:  # torch raises many kinds of error for a damaged file
+            raise DamagedCheckpointError(f"it cannot be read ({type(error).__name__})") from error
+        if version != (FORMAT if sealed else 1):
+            raise DamagedCheckpointError("its digest is missing" if version == FORMAT else f"its format is {version!r}")
+        if self.path(keys).stem != path.name.partition(".")[0]:
+            raise DamagedCheckpointError("it holds other replicas than its name stands for")
+        return checkpoint
+
+    def restore(self, keys: Sequence[tuple[str, int]]) -> Checkpoint | None:
+        """The stack's last state that is what was written, or None; damaged files are set aside and told of."""
+        path = self.path(keys)
+        for place, instead in ((path, "the checkpoint before it"), (_before(path), "the start")):
+            try:
+                return self.read(place)
+            except FileNotFoundError:
+                continue
+            except DamagedCheckpointError as error:
+                self._set_aside(place, f"{error}. Training goes on from {instead}.")
+        return None
+
+    def refuse(self, keys: Sequence[tuple[str, int]], why: str) -> None:
+        """Set a stack's checkpoints aside that cannot be gone on with."""
+        path = self.path(keys)
+        for place in (path, _before(path)):
+            if place.exists():
+                self._set_aside(place, f"{why}. Training starts afresh.")
+        _keys_file(path).unlink(missing_ok=True)
 
     def all(self) -> Iterator[tuple[Path, Keys]]:
         """Every checkpoint with the work it holds, but without its state, which may be large."""
-        for path in sorted(self.folder.glob("*.pt")):
-            try:
-                yield path, tuple((str(d), int(r)) for d, r in json.loads(_keys_file(path).read_text()))
-            except (OSError, ValueError, TypeError):  # damaged, or another process has just finished it
-                continue
+        found = {*self.folder.glob("*.pt"), *(one.with_suffix("") for one in self.folder.glob("*.pt.before"))}
+        for path in sorted(found):
+            keys = self._keys(path)
+            if keys is not None:
+                yield path, keys
         for new in self.folder.glob("*.new"):
             with suppress(OSError):
                 if time.time() - new.stat().st_mtime > ABANDONED_S:
                     new.unlink()
 
     def forget(self, keys: Sequence[tuple[str, int]]) -> None:
-        """Remove a stack's checkpoint."""
+        """Remove a stack's checkpoints."""
         path = self.path(keys)
-        path.unlink(missing_ok=True)
-        _keys_file(path).unlink(missing_ok=True)
+        for one in (path, _before(path), _keys_file(path)):
+            one.unlink(missing_ok=True)
+
+    def _keys(self, path: Path) -> Keys | None:
+        """The work that a file's list names or, where the list is damaged, the file itself."""
+        try:
+            listed = tuple((str(d), int(r)) for d, r in json.loads(_keys_file(path).read_text()))
+            if self.path(listed) == path:
+                return listed
+        except FileNotFoundError:
+            if not path.exists() and not _before(path).exists():
+                return None  # another process has just finished it
+        except (OSError, ValueError, TypeError, RecursionError):
+            pass
+        for place in (path, _before(path)):
+            try:
+                keys = self.read(place).keys
+            except FileNotFoundError:
+                continue
+            except DamagedCheckpointError as error:
+                self._set_aside(place, f"{error}, and so is the list of what it holds.")
+                continue
+            self._say(f"{_keys_file(path)}: damaged. What it should list was read from the checkpoint.")
+            with suppress(OSError):
+                write_whole(_keys_file(path), json.dumps(keys).encode())
+            return keys
+        return None
+
+    def _set_aside(self, path: Path, why: str) -> None:
+        aside = path.with_name(f"{path.name}.damaged")
+        with suppress(OSError):
+            os.replace(path, aside)
+        self._say(f"{path}: not used, as {why} It is kept as {aside.name}; nothing needs it.")
+
+    def _say(self, text: str) -> None:
+        if self._tell is not None:
+            self._tell(text)
+
+
+class _Digested:
+    """A file that is written to, with the digest of what was written."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.digest.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _save(checkpoint: Checkpoint, file: IO[bytes]) -> None:
+    digested = _Digested(file)
+    torch.save({"format": FORMAT, **vars(checkpoint)}, digested)  # type: ignore[arg-type]
+    file.write(b"\ndropconnectpp sha256 %s\n" % digested.digest.hexdigest().encode())
+
+
+def _check(path: Path) -> bool:
+    """Whether a file has a digest, with which it agrees; one without must agree with the sums in it."""
+    try:
+        with path.open("rb") as file:
+            rest = size = file.seek(0, os.SEEK_END)
+            rest -= SEAL_LENGTH
+            file.seek(max(rest, 0))
+            seal = SEAL.fullmatch(file.read(SEAL_LENGTH))
+            if seal is None:
+                return _check_sums(path, size)
+            file.seek(0)
+            digest = hashlib.sha256()
+            while rest and (part := file.read(min(rest, 2**20))):
+                digest.update(part)
+                rest -= len(part)
+    except FileNotFoundError:
+        raise
+    except PermissionError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from error
+    except OSError as error:
+        raise DamagedCheckpointError(f"it cannot be read ({error.strerror or error})") from error
+    if digest.hexdigest().encode() != seal[1]:
+        raise DamagedCheckpointError("its content does not have the digest that was written with it")
+    return True
+
+
+def _check_sums(path: Path, size: int) -> bool:
+    """Raise unless every part of a file of format 1 has the CRC that torch wrote into it."""
+    try:
+        with zipfile.ZipFile(path) as parts:
+            bad = parts.testzip() if size else "everything"
+    except Exception as error:  # zipfile raises many kinds of error for a damaged file
+        raise DamagedCheckpointError(f"it has no digest and is damaged ({error})") from error
+    if bad is not None:
+        raise DamagedCheckpointError(f"it has no digest, and {bad} in it is damaged")
+    return False
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    try:
+        return path.read_bytes() == content
+    except OSError:
+        return False
 
 
 def _keys_file(path: Path) -> Path:
     return path.with_suffix(".json")
+
+
+def _before(path: Path) -> Path:
+    return path.with_name(f"{path.name}.before")

@@ -28,6 +28,7 @@ from dropconnectpp.lab.replicas.layered_stack import LayeredStack
 from dropconnectpp.lab.replicas.network import Shape, Unit
 from dropconnectpp.lab.replicas.stack import Stack
 from dropconnectpp.lab.runs.checkpoints import Checkpoint, Checkpoints
+from dropconnectpp.lab.runs.interruption import Interruption
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.progress import Display
 from dropconnectpp.lab.runs.session import ClaimsLostError, Heartbeat, OutOfTimeError, Session
@@ -69,9 +70,11 @@ class Runner:
     """`time.monotonic` by which to stop."""
     checkpoint_s: float = 60.0
     """Least time between checkpoints; longer where they take long to write."""
+    interruption: Interruption = field(default_factory=Interruption)
+    """Whether somebody asked to stop; a checkpoint is then written first."""
 
     def __post_init__(self) -> None:
-        self.checkpoints = Checkpoints(self.out / CHECKPOINTS)
+        self.checkpoints = Checkpoints(self.out / CHECKPOINTS, self.display.note)
         self.owner = Owner.here()
         self._datasets: dict[str, Dataset] = {}
         self._most = self.group or (CPU_GROUP if self.device.type == "cpu" else GPU_GROUP)
@@ -98,6 +101,7 @@ class Runner:
             try:
                 while group := self._resumed(store, wanted) or self._fresh(store, wanted):
                     self._train(store, *group)
+                    self.interruption.check()
             except OutOfTimeError as error:
                 stopped = True
                 self.display.note("The time limit is near: stopped. The same command goes on from here.")
@@ -112,7 +116,7 @@ class Runner:
 
     def _resumed(self, store: Store, wanted: Wanted) -> Work | None:
         """A stack that another process left unfinished, if all of it is ours to finish."""
-        for path, keys in self.checkpoints.all():
+        for _, keys in self.checkpoints.all():
             if not all(key in wanted for key in keys):
                 continue
             done = store.finished()
@@ -122,7 +126,7 @@ class Runner:
             mine = store.claim([key for key in keys if key not in done], self.owner)
             if done.union(mine).issuperset(keys):
                 units = [wanted[key] for key in keys]
-                checkpoint = self.checkpoints.read(path)
+                checkpoint = self.checkpoints.restore(keys)
                 content = self.dataset(units[0].protocol.data).provenance.content
                 if checkpoint is not None and checkpoint.content == content:
                     return units, checkpoint
@@ -192,18 +196,44 @@ class Runner:
         foreign = self.dataset(protocol.evaluation.foreign) if protocol.evaluation.foreign else None
         if foreign is not None:
             evaluation.check_foreign(dataset.shape[1], foreign)  # now rather than after the training
-        session = Session(units, dataset, self.device, self.checkpoints, self.display, self.deadline, self.checkpoint_s)
-        if checkpoint is not None:
-            session.resume(checkpoint)
+        session = self._session(units, dataset, checkpoint)
         self.display.group(_title(units), len(units), protocol.training.epochs, session.stack.epoch)
         done = store.finished()  # an earlier session may have been killed between two rows
-        with Heartbeat(store.path, self.owner, [unit.key for unit in units if unit.key not in done]) as heartbeat:
+        pending = [unit.key for unit in units if unit.key not in done]
+        with Heartbeat(store.path, self.owner, pending) as heartbeat, self.interruption.postponed():
             session.train(heartbeat.check)
             measured = session.measure(foreign)
             heartbeat.check()
         self._finish(store, session, measured, done)
         self.checkpoints.forget(session.keys)
         self.display.group_finished()
+
+    def _session(self, units: list[Unit], dataset: Dataset, checkpoint: Checkpoint | None) -> Session:
+        """A session at the checkpoint's state or, where that is of another program, at the start."""
+
+        def begin() -> Session:
+            return Session(
+                units,
+                dataset,
+                self.device,
+                self.checkpoints,
+                self.display,
+                self.deadline,
+                self.checkpoint_s,
+                self.interruption,
+            )
+
+        session = begin()
+        if checkpoint is None:
+            return session
+        try:
+            session.resume(checkpoint)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            self.checkpoints.refuse(session.keys, f"another version of dropconnectpp wrote it ({error!s:.60})")
+            return begin()
+        return session
 
     @staticmethod
     def _require_same_data(store: Store, units: Sequence[Unit], dataset: Dataset) -> None:

@@ -21,6 +21,7 @@ from dropconnectpp.lab.replicas.network import Unit
 from dropconnectpp.lab.replicas.stack import Stack
 from dropconnectpp.lab.runs.checkpoints import Checkpoint, Checkpoints
 from dropconnectpp.lab.runs.database import StoreError
+from dropconnectpp.lab.runs.interruption import Interruption
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.progress import Display, History
 from dropconnectpp.lab.runs.store import Store
@@ -67,13 +68,14 @@ class Session:
     display: Display
     deadline: float | None
     checkpoint_s: float
+    interruption: Interruption = field(default_factory=Interruption)
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.protocol = self.units[0].protocol
         self.keys = tuple(unit.key for unit in self.units)
         self.stack = make_stack(self.units, self.dataset, self.device)
-        self.stack.on_batch = lambda share: self.display.within(self.stack.epoch + share)
+        self.stack.on_batch = self._after_batch
         self.history = History([[] for _ in self.units], [[] for _ in self.units])
         self._saving_s = self.stack.state_bytes / SAVING_BYTES_S
         self._trained = self._unsaved = False  # in this session; since the last checkpoint
@@ -84,6 +86,19 @@ class Session:
         self.history = History(
             checkpoint.losses, checkpoint.curves, checkpoint.seconds, checkpoint.epoch_s, checkpoint.evaluation_s
         )
+
+    def _after_batch(self, share: float) -> None:
+        self.display.within(self.stack.epoch + share)
+        self._trained = self._unsaved = True
+        self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
+        """Write what no checkpoint holds and stop, if somebody asked to."""
+        if self.interruption.requested:
+            if self._unsaved:
+                self.display.note("Stopping: writing a checkpoint. Ctrl-C once more stops at once.")
+                self.save()
+            self.interruption.check()
 
     @property
     def seconds(self) -> float:
@@ -113,15 +128,17 @@ class Session:
         epochs, history = self.protocol.training.epochs, self.history
         while self.stack.epoch < epochs and not history.all_diverged:
             self._require(history.epoch_s + (history.evaluation_s if self._evaluates(self.stack.epoch + 1) else 0.0))
-            begun = time.monotonic()
+            begun, whole = time.monotonic(), not self.stack.batch
             losses = self.stack.train_epoch().tolist()
-            history.epoch_s = time.monotonic() - begun
+            if whole or not history.epoch_s:
+                history.epoch_s = time.monotonic() - begun
             self._trained = self._unsaved = True
             for one, loss in zip(history.losses, losses, strict=True):
                 one.append(loss)
             accuracy = self._evaluate() if self._evaluates(self.stack.epoch) else None
             self.display.epoch(self.stack.epoch, sum(losses) / len(losses), accuracy)
             alive()
+            self._stop_if_asked()
             if time.monotonic() - saved > wait_s:
                 self.save()
                 saved, wait_s = time.monotonic(), self._wait_s()
@@ -148,7 +165,12 @@ class Session:
         return evaluation.along_the_way(stack, settings)
 
     def _final(self, foreign: Dataset | None) -> list[dict[str, Any]]:
-        stack, settings, report = self.stack, self.protocol.evaluation, self.display.evaluating
+        stack, settings = self.stack, self.protocol.evaluation
+
+        def report(what: str, done: int, total: int) -> None:
+            self.display.evaluating(what, done, total)
+            self._stop_if_asked()
+
         if isinstance(stack, LayeredStack):
             return layered_evaluation.final(stack, settings, report)
         return evaluation.final(stack, settings, foreign, report)

@@ -1,0 +1,1 @@
+"""What the machine gives: folders, files, a terminal."""
