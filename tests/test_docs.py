@@ -24,6 +24,7 @@ TAUGHT = {
     "docs/results/all-findings.md": 1,
     "docs/how-to/convert.md": 5,
     "docs/how-to/choose-an-estimator.md": 2,
+    "docs/how-to/train-a-sparse-model.md": 4,
     "docs/how-to/prune-and-export.md": 5,
     "docs/how-to/own-data.md": 4,
     "docs/how-to/read-the-report.md": 4,
