@@ -44,7 +44,7 @@ def main() -> None:
             print(f"epoch {epoch + 1:3}  ELBO per image {terms.elbo.item() / len(seen):8.2f} nats")
 
     noisy = corrupt(unseen)
-    mean = dcpp.predict(model, noisy, num_samples=30, likelihood=dcpp.bernoulli).mean
+    mean = dcpp.predict(model, noisy, num_samples=30).mean
     before, after = (noisy - unseen).square().mean().sqrt(), (mean - unseen).square().mean().sqrt()
     print(f"\nUnseen digits: error per pixel {before:.3f} noisy, {after:.3f} reconstructed\n")
     for row in range(8):

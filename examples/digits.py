@@ -102,7 +102,7 @@ def main() -> None:
         row = [accuracy(dcpp.prune(learned, keep=share, score=score), x_test, y_test) for share in shares]
         print(f"  by {score:<23}" + "".join(f"{value:8.2f}" for value in row))
 
-    found = dcpp.predict(learned, x_test, num_samples=100, average="probabilities")
+    found = dcpp.predict(learned, x_test, num_samples=100)
     wrong = found.probabilities.argmax(1) != y_test
     print("\nUncertainty from 100 sampled networks (nats, mean over the test set)")
     for title, rows in [("right predictions", ~wrong), ("wrong predictions", wrong)]:

@@ -87,9 +87,9 @@ def test_pruned_synapses_are_off_in_every_pass_and_have_no_gradient(estimator: s
     assert not model[0].weight_logit.grad[off].any()
     assert model[0].weight_logit.grad[~off].all()
     with torch.no_grad():
-        before = [model.eval()(x), dcpp.predict(model, x, average="probabilities", generator=seeded()).mean]
+        before = [model.eval()(x), dcpp.predict(model, x, likelihood=dcpp.categorical, generator=seeded()).mean]
         model[0].weight[off] = 1e6
-        after = [model(x), dcpp.predict(model, x, average="probabilities", generator=seeded()).mean]
+        after = [model(x), dcpp.predict(model, x, likelihood=dcpp.categorical, generator=seeded()).mean]
     for a, b in zip(before, after, strict=True):
         assert torch.equal(a, b)
 

@@ -34,7 +34,7 @@ def test_training_learns_under_autocast_with_a_generator_of_either_device(estima
         likelihoods.append(terms.log_likelihood.item() / 256)
     assert sum(likelihoods[-10:]) / 10 > -0.25 > likelihoods[0]
     found = [
-        dcpp.predict(model, x, num_samples=5, average="probabilities", generator=g).mean
+        dcpp.predict(model, x, num_samples=5, generator=g).mean
         for g in (torch.Generator("cuda").manual_seed(3), torch.Generator("cuda").manual_seed(3))
     ]
     assert torch.equal(*found)

@@ -63,7 +63,7 @@ def mean(model: nn.Module, seed: int) -> Tensor:
 
 
 def predicted(model: nn.Module, seed: int, average: str = "probabilities") -> Tensor:
-    found = dcpp.predict(model, X, num_samples=2, average=average, generator=seeded(seed))
+    found = dcpp.predict(model, X, num_samples=2, average=average, likelihood=dcpp.categorical, generator=seeded(seed))
     return torch.cat(
         [found.mean, *(x.view(-1, 1) for x in (found.entropy, found.mutual_information) if x is not None)], 1
     )

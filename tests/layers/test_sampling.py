@@ -303,7 +303,8 @@ def test_a_prediction_inside_sampling_is_the_prediction(average):
 
     def found():
         x = torch.eye(4, dtype=torch.float64)
-        return dcpp.predict(model, x, num_samples=3, average=average, generator=seeded(2)).mean
+        found = dcpp.predict(model, x, num_samples=3, average=average, likelihood=dcpp.categorical, generator=seeded(2))
+        return found.mean
 
     with dcpp.sampling(model, seeded(1)):
         inside = found()

@@ -149,7 +149,9 @@ def test_a_folded_module_is_plain_and_agrees(name):
 def test_a_module_predicts_by_sampling(name):
     stack = stack_of(METHODS[name])
     for average in ("activations", "probabilities"):
-        found = dropconnectpp.predict(to_module(stack, 0), images(stack), num_samples=3, average=average)
+        found = dropconnectpp.predict(
+            to_module(stack, 0), images(stack), num_samples=3, average=average, likelihood=dropconnectpp.categorical
+        )
         assert found.probabilities.shape == (30, 3)
         agree(found.probabilities.sum(1), torch.ones(30, dtype=torch.float64))
 

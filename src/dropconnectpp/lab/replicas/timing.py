@@ -109,7 +109,16 @@ def _predictions(stack: Stack) -> Runs:
     found: Runs = {"mean": of(module)}
     if stack.protocol.method.evaluation == "mean":  # no plain layer does what "gaussian" does
         found["folded"] = of(dropconnectpp.to_dense(module))
-    found[f"mc{MC_SAMPLES}"] = of(lambda batch: dropconnectpp.predict(module, batch, num_samples=MC_SAMPLES))
+    found[f"mc{MC_SAMPLES}"] = of(
+        lambda batch: dropconnectpp.predict(
+            module,
+            batch,
+            num_samples=MC_SAMPLES,
+            average="activations",
+            likelihood=dropconnectpp.categorical,
+            batch_size=None,
+        )
+    )
     return found
 
 
