@@ -59,6 +59,18 @@ def tree_leaves(tree: object) -> list[Any]:
     return _pytree.tree_leaves(tree)
 
 
+# --------------------------------------------------------------------------------------- compiled modules
+
+COMPILED = "_orig_mod"
+"""What `torch.compile` calls a module inside the one it returns: a part of every name in its state."""
+
+
+def compiled_from(module: torch.nn.Module) -> torch.nn.Module | None:
+    """The module that `torch.compile` was given, or None for one it did not return; no public call says so."""
+    inner = module._modules.get(COMPILED)
+    return inner if type(module).__name__ == "OptimizedModule" else None
+
+
 # --------------------------------------------------------------------------------------- CUDA kernels
 
 

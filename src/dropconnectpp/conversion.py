@@ -103,7 +103,7 @@ def convert(
             UserWarning,
             stacklevel=2,
         )
-    return _swap(model, dict(replacements))
+    return swap(model, dict(replacements))
 
 
 def _patterns(given: Pattern | Sequence[Pattern] | None) -> list[Pattern] | None:
@@ -137,6 +137,18 @@ def _obstacle(module: nn.Module, owner: nn.Module | None, table: dict[type[nn.Mo
     if weight is None:
         return "its weight is computed by a hook, such as weight_norm; remove that first"
     return None
+
+
+def replacement_of(module: nn.Module, owner: nn.Module | None, kind: str, options: dict[str, Any]) -> MaskedLayer | str:
+    """The masked layer that a plain one would become, with a posterior of its own, or why there is none.
+
+    Nothing is changed: `swap` puts new layers in.
+    """
+    table = CONVERTED[kind]
+    if not isinstance(module, tuple(table)):
+        return f"it is a {type(module).__name__}"
+    obstacle = _obstacle(module, owner, table)
+    return _converted(module, table, {}, options) if obstacle is None else obstacle
 
 
 _HOOKS = (
@@ -174,7 +186,7 @@ def _converted(
     return layer.train(module.training)
 
 
-def _swap(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> nn.Module:
+def swap(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> nn.Module:
     """Put each new module wherever its old one stands, and set the transformers' fast paths right."""
     if model in replacements:
         return replacements[model]
@@ -252,17 +264,18 @@ def to_dense(
         plain.train(layer.training)
         activation = as_module(layer.activation)
         replacements[layer] = plain if activation is None else nn.Sequential(plain, activation).train(layer.training)
-    return _swap(model, replacements)
+    return swap(model, replacements)
 
 
 def _fold(layer: MaskedLayer, name: str, mode: str, draw: Draw | None, stream: int) -> Tensor:
     value: Tensor = getattr(layer, name).detach()
+    # + 0.0 makes zeros of -0.0, which a negative weight that is off would be: one value packs better than two.
     if mode == "mean":
-        return (layer.keep_probability(name) * value).to(value.dtype)
+        return (layer.keep_probability(name) * value).to(value.dtype) + 0.0
     if mode == "map":
-        return value * (layer.keep_probability(name) >= 0.5)
+        return value * (layer.keep_probability(name) >= 0.5) + 0.0
     assert draw is not None
-    return value * draw.mask(value.shape, Synapses(layer.logit(name), layer.kept(name), stream))
+    return value * draw.mask(value.shape, Synapses(layer.logit(name), layer.kept(name), stream)) + 0.0
 
 
 _ACTIVATION_MODULES: dict[Any, type[nn.Module]] = {

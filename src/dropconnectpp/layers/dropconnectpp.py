@@ -120,6 +120,26 @@ class DropConnectPPLayer(MaskedLayer):
         self.reset_parameters()
         self.reset_posterior()
 
+    def posterior_start(
+        self,
+        keep_probability: float | None = None,
+        posterior_alpha: float | None = None,
+        posterior_beta: float | None = None,
+    ) -> dict[str, float]:
+        """The values that `reset_posterior` sets, by the end of a parameter's name."""
+        keep = self.initial_keep_probability if keep_probability is None else keep_probability
+        keep = check_probability("keep_probability", keep)
+        return {
+            "logit": math.log(keep) - math.log1p(-keep),
+            "probability": keep,
+            "alpha": functional.inverse_positive(
+                check_positive("posterior_alpha", self.alpha + keep if posterior_alpha is None else posterior_alpha)
+            ),
+            "beta": functional.inverse_positive(
+                check_positive("posterior_beta", self.beta + 1 - keep if posterior_beta is None else posterior_beta)
+            ),
+        }
+
     @torch.no_grad()
     def reset_posterior(
         self,
@@ -132,18 +152,7 @@ class DropConnectPPLayer(MaskedLayer):
         The defaults are the constructor's keep probability and the hyper-posterior that is best
         for it. The paper does not say where it starts.
         """
-        keep = self.initial_keep_probability if keep_probability is None else keep_probability
-        keep = check_probability("keep_probability", keep)
-        values = {
-            "logit": math.log(keep) - math.log1p(-keep),
-            "probability": keep,
-            "alpha": functional.inverse_positive(
-                check_positive("posterior_alpha", self.alpha + keep if posterior_alpha is None else posterior_alpha)
-            ),
-            "beta": functional.inverse_positive(
-                check_positive("posterior_beta", self.beta + 1 - keep if posterior_beta is None else posterior_beta)
-            ),
-        }
+        values = self.posterior_start(keep_probability, posterior_alpha, posterior_beta)
         for name in self.synapse_names:
             for suffix, value in values.items():
                 parameter = getattr(self, f"{name}_{suffix}", None)
