@@ -150,3 +150,14 @@ def test_a_kernel_is_compiled_and_runs_with_more_shared_memory_than_the_default(
     y = torch.empty_like(x)
     kernel(grid=(1, 1, 1), block=(256, 1, 1), args=[x, y, count], shared_mem=4 * count)
     assert torch.equal(y, 2.0 * x.flip(0))
+
+
+# --------------------------------------------------------------------------------------- compiled modules
+
+
+def test_a_compiled_module_gives_back_what_was_compiled() -> None:
+    module = torch.nn.Linear(2, 2)
+    compiled = torch.compile(module)
+    assert _compat.compiled_from(compiled) is module
+    assert _compat.compiled_from(module) is None
+    assert f"{_compat.COMPILED}.weight" in compiled.state_dict()

@@ -22,6 +22,8 @@ from dropconnectpp.io.naming import shown
 DIGEST = "digest"
 LARGEST_HEADER = 1 << 25
 """No header is longer: one of some ten thousand layers is a tenth of that."""
+_RAISED = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError)
+"""What versions of the safetensors package raise beside their own error, and before they allocate."""
 _CODES: dict[torch.dtype, str] = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -85,16 +87,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise FileFormatError(f"{path}: cannot be read ({error.strerror}). Change its permissions.") from error
     except FileFormatError:
         raise
-    # What the package raises differs between its versions; it raises before it allocates.
-    except (
-        safetensors.SafetensorError,
-        OSError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        RuntimeError,
-    ) as error:
+    except (safetensors.SafetensorError, *_RAISED) as error:
         raise FileFormatError(
             f"{path}: damaged, or not a safetensors file ({shown(str(error), 200)}). Save the model again."
         ) from error
@@ -125,4 +118,5 @@ def content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
 
 def _memory(tensor: Tensor) -> memoryview:
     """A tensor's bytes, not copied where they lie in order."""
-    return memoryview(tensor.detach().contiguous().flatten().view(torch.uint8).numpy())
+    flat: Any = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
+    return memoryview(flat)

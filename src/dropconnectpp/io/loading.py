@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dropconnectpp.compaction.structure import rebuild
 from dropconnectpp.conversion import replacement_of, swap
 from dropconnectpp.errors import ArgumentError, FileFormatError
 from dropconnectpp.io.container import check_digest, read
@@ -66,22 +68,40 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     if metadata.get("dropconnectpp_format") == FORMAT:
         check_digest(path, tensors, metadata)
     described = from_metadata(path, metadata)
-    target = unwrapped(model)
-    replacements = _replacements(path, described, target)
-    if target in replacements and target is not model:
-        raise ArgumentError("load: a compiled or parallel layer cannot be converted in place. Give the layer itself.")
+    target, trial = unwrapped(model), None
+    if described.structure is not None:
+        trial = _rebuilt(path, copy.deepcopy(target), described.structure)
+    replacements = _replacements(path, described, trial or target)
     kinds = _kinds_in_file(path, described, tensors)
-    _check_fit(path, kinds, _kinds_in_model(target, replacements))
+    _check_fit(path, kinds, _kinds_in_model(trial or target, replacements))
     state = _unpacked(path, described, tensors)
-    _check_ties(path, state, target)
-    return _apply(state, model, target, replacements)
+    _check_ties(path, state, trial or target)
+    if target is not model and (target in replacements or type(trial or target) is not type(target)):
+        raise ArgumentError("load: a compiled or parallel layer cannot be converted in place. Give the layer itself.")
+    if trial is not None:
+        try:
+            _fill(trial, state, replacements)
+        except RuntimeError as error:
+            raise FileFormatError(f"{path}: does not fit the model: {shown(str(error), 300)}") from error
+        rebuilt = _rebuilt(path, target, described.structure or {})
+        filled = _fill(rebuilt, state, _replacements(path, described, rebuilt))
+        filled.compaction = None  # type: ignore[assignment]  # so that `save` knows it as a compact model
+    else:
+        filled = _fill(target, state, replacements)
+    return model if filled is target else filled
 
 
-def _apply(
-    state: dict[str, Tensor], model: nn.Module, target: nn.Module, replacements: dict[nn.Module, MaskedLayer]
-) -> nn.Module:
+def _rebuilt(path: Path, model: nn.Module, structure: Mapping[str, Any]) -> nn.Module:
+    """The model in the compact structure; `rebuild` checks all before it changes anything."""
+    try:
+        return rebuild(model, structure)
+    except (ArgumentError, TypeError, LookupError, AttributeError, ValueError, RecursionError) as error:
+        raise FileFormatError(f"{path}: {shown(str(error), 300)}") from error
+
+
+def _fill(model: nn.Module, state: dict[str, Tensor], replacements: dict[nn.Module, MaskedLayer]) -> nn.Module:
     """What has been checked, into the model."""
-    swapped = swap(target, dict(replacements))
+    swapped = swap(model, dict(replacements))
     for name, layer in masked_by_name(swapped).items():
         for parameter in layer.synapse_names:
             if join(name, f"{parameter}_kept") not in state:
@@ -93,7 +113,7 @@ def _apply(
         owner, _, own = key.rpartition(".")
         names[key] = join(prefixes[owner], own)
     swapped.load_state_dict({names[key]: value for key, value in state.items()})
-    return model if swapped is target else swapped
+    return swapped
 
 
 # -------------------------------------------------------------------------------------------- layers

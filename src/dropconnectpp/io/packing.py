@@ -124,7 +124,7 @@ def unpack(packed: Packed, parts: Mapping[str, Tensor], kept: Tensor | None) -> 
             bits[taken] = _from_hex(packed.value, width)
         else:
             values = parts[":values"]
-            if values.dtype != dtype or values.shape != (np.count_nonzero(taken),):
+            if values.dtype != dtype or tuple(values.shape) != (int(np.count_nonzero(taken)),):
                 raise FileFormatError(
                     f"it has {values.dtype} values of shape {tuple(values.shape)} for {np.count_nonzero(taken)} places"
                 )

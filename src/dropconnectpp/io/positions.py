@@ -46,9 +46,7 @@ class Positions:
         if self.code not in get_args(Code) or type(self.deflated) is not bool or any(type(n) is not int for n in whole):
             raise FileFormatError(f"unknown positions {self!r}")
         if not (0 <= self.count <= size and 1 <= self.bits <= WIDEST and 0 <= self.symbols <= 2 * size):
-            raise FileFormatError(
-                f"positions of {self.count} values in {self.symbols} symbols do not fit {size} places"
-            )
+            raise FileFormatError(f"{self.count} positions in {self.symbols} symbols do not fit {size} places")
 
     def raw_bytes(self, size: int) -> int:
         """How many bytes they take before zlib."""
@@ -59,8 +57,8 @@ def write_positions(taken: NDArray[np.bool_]) -> tuple[Positions, Bytes]:
     """(N,) -> how the taken places are written down, and the bytes: the shortest of what there is.
 
     >>> positions, data = write_positions(np.arange(10_000) % 100 == 7)
-    >>> positions.code, data.size
-    ('gaps', 20)
+    >>> positions.code, data.size < 100
+    ('gaps', True)
     """
     places = np.flatnonzero(taken)
     gaps = np.diff(places, prepend=-1) - 1

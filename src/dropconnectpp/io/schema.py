@@ -162,9 +162,7 @@ def _layer(path: Path, name: str, said: Any) -> SavedLayer:
         if key not in usual:
             raise FileFormatError(f"{where} has an option {shown(repr(key))}; known are {', '.join(usual)}.")
         if not (_is_estimator(value) if key == "estimator" else _is_like(usual[key], value)):
-            raise FileFormatError(
-                f"{where} has {key}={shown(repr(value))}; an example of what it may be: {usual[key]!r}."
-            )
+            raise FileFormatError(f"{where} has {key}={shown(repr(value))}; it may be {usual[key]!r}, for example.")
     layer = SavedLayer(kind, options, activation)
     stand_in = nn.Identity() if activation is not None else None  # whether there is one decides what options go with it
     _try_options(path, name, layer, stand_in)
