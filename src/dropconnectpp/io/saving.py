@@ -55,8 +55,8 @@ def save(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(pruned, f"{folder}/pruned.safetensors")
     ...     again = dropconnectpp.load(f"{folder}/pruned.safetensors", plain)
-    ...     round(100 * os.path.getsize(f"{folder}/pruned.safetensors") / (4 * plain.weight.numel()))  # in percent
-    2
+    ...     os.path.getsize(f"{folder}/pruned.safetensors") < 0.03 * 4 * plain.weight.numel()
+    True
     >>> x = torch.randn(8, 784)
     >>> torch.equal(again.eval()(x), pruned.eval()(x))
     True
