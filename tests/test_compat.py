@@ -24,6 +24,17 @@ def during_backward(ask: Any, **how: bool) -> list[Any]:
     return answers
 
 
+def test_operations_of_the_graph_tell_shapes_and_axes() -> None:
+    x = torch.randn(2, 3, 4, requires_grad=True) * 2.0
+    mean, flat = x.mean((-1, 0)).grad_fn, x.view(2, 12).grad_fn
+    assert _compat.saved_shape(mean) == (2, 3, 4)
+    assert [axis % 3 for axis in _compat.saved_axes(mean)] == [2, 0]
+    assert _compat.saved_axes(torch.cat([x, x], -1).grad_fn)[0] % 3 == 2
+    assert _compat.shape_of(mean) == (3,)
+    assert (_compat.saved_shape(flat), _compat.shape_of(flat)) == ((2, 3, 4), (2, 12))
+    assert (_compat.saved_shape(x.grad_fn), _compat.saved_axes(x.grad_fn)) == ((), ())
+
+
 # --------------------------------------------------------------------------------------- random numbers
 
 

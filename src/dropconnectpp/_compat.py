@@ -46,6 +46,23 @@ def after_backward(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
+def shape_of(operation: Any) -> tuple[int, ...]:
+    """The shape of what an operation of autograd's graph made; nothing public says it."""
+    return tuple(int(size) for size in operation._input_metadata[0].shape)
+
+
+def saved_shape(operation: Any) -> tuple[int, ...]:
+    """The shape of what an operation read, where it remembers it; () where not."""
+    return tuple(int(size) for size in getattr(operation, "_saved_self_sym_sizes", ()))
+
+
+def saved_axes(operation: Any) -> tuple[int, ...]:
+    """The axes that an operation acted on, where it remembers them; autograd has negative ones as unsigned numbers."""
+    given = getattr(operation, "_saved_dim", ())
+    axes = tuple(given) if isinstance(given, tuple | list) else (given,)
+    return tuple(axis - 2**64 if axis >= 2**63 else axis for axis in axes)
+
+
 # ----------------------------------------------------------------------------- transforms and structures
 
 

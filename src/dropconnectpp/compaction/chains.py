@@ -150,7 +150,7 @@ class ChainReader:
         seen: dict[int, int] = {}
         for _, module in modules:
             seen[id(module)] = seen.get(id(module), 0) + 1
-        tied = _tied([module for _, module in modules])
+        tied = tied_layers([module for _, module in modules])
         for name, module in modules:
             if isinstance(module, LAYERS) and (seen[id(module)] > 1 or id(module) in tied):
                 self._stop(
@@ -249,7 +249,7 @@ def _pads_with_zeros(module: Any) -> bool:
     return bool(module.count_include_pad) and any(padding)
 
 
-def _tied(modules: list[nn.Module]) -> set[int]:
+def tied_layers(modules: list[nn.Module]) -> set[int]:
     """Layers whose parameters other modules have too, by id."""
     owners: dict[int, set[int]] = {}
     for module in modules:

@@ -3,23 +3,57 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from dropconnectpp.compaction.chains import LAYERS, NORMS, Chain, is_chain, read_chain
+from dropconnectpp.compaction.chains import LAYERS, NORMS, is_chain, read_chain
+from dropconnectpp.compaction.coupled import read_coupled
 from dropconnectpp.compaction.cutting import cut, select_inputs
 from dropconnectpp.compaction.folding import reading, settle, writing
+from dropconnectpp.compaction.selected import SELECTED
 from dropconnectpp.compaction.structure import replace_modules
 from dropconnectpp.compaction.summary import CompactedLayer, Compaction, count_bytes, count_parameters
+from dropconnectpp.compaction.tracing import Inputs, as_inputs, check_example, count_positions, floats, probes
+from dropconnectpp.compaction.wiring import Wiring
 from dropconnectpp.conversion import to_dense
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.layers.base import masked_layers
 
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""How far outputs may be from the original's, as a share of its largest: what another order of sums does."""
+
 
 def compact(model: nn.Module, example_input: Any = None, *, inplace: bool = False) -> nn.Module:
     """An ordinary model with the same outputs in eval mode and fewer units: smaller and faster.
+
+    Gates are folded as by `to_dense`, Eq. (19). Then every unit, channel and input goes whose connections are all off,
+    with all that only it needs or that only needs it. A unit that is constant is folded into the next layer's bias.
+    Single connections that are off inside the remaining rows and columns stay zeros: see `to_sparse`.
+
+    Followed are linear and convolutional layers (groups too), BatchNorm, PReLU, activations, pooling, flattening,
+    residual sums and concatenations. What is not followed is left whole, and named in the result's `compaction.left`:
+    outputs of LayerNorm, softmax or a product with something else, layers that are used twice, and constant channels
+    before a zero padding, where folding would be wrong at the border.
+
+    Args:
+        model: A pruned model, masked or plain. It is not changed, unless ``inplace``.
+        example_input: An input, a tuple of positional inputs or a dict of keywords. Needed where layers are not simply
+            in a `nn.Sequential`, together with the extra ``dropconnectpp[compact]``. With it the result is run and
+            compared with the original.
+        inplace: Change ``model`` itself.
+
+    Returns:
+        The model, with a record of what went as its attribute `compaction`: print it.
+
+    Raises:
+        ArgumentError: Nothing is off; a hook, a parametrisation or a BatchNorm in training mode is in the way; the
+            example does not fit; or the model cannot be followed. The model is as it was.
+        MissingPackageError: Torch-Pruning is needed, and not installed.
 
     >>> model = torch.nn.Sequential(dropconnectpp.DropConnectPPLinear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
     >>> pruned = dropconnectpp.prune(model.eval(), keep=0.01)
@@ -34,30 +68,86 @@ def compact(model: nn.Module, example_input: Any = None, *, inplace: bool = Fals
     masked = bool(masked_layers(model))
     dense = to_dense(model)
     _check_something_is_off(dense, masked)
-    wiring = _read(dense)
+    inputs = None if example_input is None else as_inputs(example_input)
+    with _evaluating(dense):
+        expected = None if inputs is None else [check_example(dense, given) for given in probes(inputs)]
+    small = _followed(dense, inputs, expected)
+    return _give_back(model, small) if inplace else small
+
+
+def _followed(dense: nn.Module, inputs: Inputs | None, expected: list[list[Tensor]] | None) -> nn.Module:
+    """The compact model by the first way of following it that gives the same outputs."""
+    for reshapes, selections in ((True, True), (True, False), (False, False)):
+        small = _reduced(copy.deepcopy(dense), inputs, reshapes, selections)
+        difference = None if inputs is None or expected is None else _difference(small, inputs, expected)
+        if difference is None:
+            return small
+    raise ArgumentError(
+        f"compact: the model cannot be followed: made compact it would {difference}. It may read its layers' weights "
+        "or shapes instead of calling them. Make its parts compact one by one; nothing was changed."
+    )
+
+
+def _reduced(dense: nn.Module, inputs: Inputs | None, reshapes: bool, selections: bool) -> nn.Module:
+    """The compact model, with its record."""
     before = {name: _facts(module) for name, module in _layers(dense).items()}
     totals = count_parameters(dense), count_bytes(dense)
-    folded = settle(dense, wiring)
-    cut(dense, wiring)
-    selected = select_inputs(dense, list(wiring.reads))
+    with _evaluating(dense), torch.no_grad():
+        wiring = _wiring(dense, inputs, reshapes)
+        folded = settle(dense, wiring)
+        cut(dense, wiring)
+        selected = select_inputs(dense, list(wiring.reads)) if selections else {}
     small = replace_modules(dense, {dense.get_submodule(name): module for name, module in selected.items()})
     rows = [
         _row(name, facts, _facts(small.get_submodule(name)), wiring.outputs.get(name), folded.get(name, 0))
         for name, facts in before.items()
     ]
-    record = Compaction(
+    small.compaction = Compaction(  # type: ignore[assignment]
         tuple(rows), (totals[0], count_parameters(small)), (totals[1], count_bytes(small)), dict(wiring.left)
     )
-    small.compaction = record  # type: ignore[assignment]
-    return _give_back(model, small) if inplace else small
+    return small
 
 
-def _read(dense: nn.Module) -> Chain:
-    if not is_chain(dense) and not isinstance(dense, LAYERS):
+def _wiring(dense: nn.Module, inputs: Inputs | None, reshapes: bool) -> Wiring:
+    if is_chain(dense) or isinstance(dense, LAYERS):
+        chain = read_chain(dense)
+        if inputs is None or not chain.blocks:
+            chain.outputs = {} if inputs is None else count_positions(dense, inputs, LAYERS)
+            return chain
+    if inputs is None:
         raise ArgumentError(
-            f"compact: {type(dense).__name__} calls its layers in its own way, and compact follows nn.Sequential alone."
+            f"compact: {type(dense).__name__} calls its layers in its own way. Give example_input, an input as the "
+            "model takes it, so that they can be followed."
         )
-    return read_chain(dense)
+    return read_coupled(dense, inputs, reshapes)
+
+
+def _difference(small: nn.Module, inputs: Inputs, expected: list[list[Tensor]]) -> str | None:
+    """What is wrong with the outputs; None if they are the same."""
+    with _evaluating(small), torch.no_grad():
+        for given, wanted in zip(probes(inputs), expected, strict=True):
+            try:
+                found = floats(small(*given[0], **given[1]))
+            except Exception as error:
+                return f"not run ({error})"
+            for one, other in zip(found, wanted, strict=True):
+                scale = max(1.0, float(other.abs().amax())) if other.numel() else 1.0
+                close = TOLERANCE[other.dtype] * scale
+                if one.shape != other.shape or not torch.allclose(one, other, rtol=0.0, atol=close, equal_nan=True):
+                    return f"give other outputs (by up to {float((one - other).abs().amax()):.1e})"
+    return None
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode, and every module's own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _give_back(model: nn.Module, small: nn.Module) -> nn.Module:
@@ -94,7 +184,7 @@ def _check_model(model: nn.Module) -> None:
 
 
 def _check_something_is_off(dense: nn.Module, masked: bool) -> None:
-    layers = _layers(dense)
+    layers = {name: layer for name, layer in _layers(dense).items() if isinstance(layer, LAYERS)}
     if not layers:
         raise ArgumentError("compact: the model has no linear or convolutional layer. There is nothing to remove.")
     if masked:
@@ -107,7 +197,9 @@ def _check_something_is_off(dense: nn.Module, masked: bool) -> None:
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Module]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, (*LAYERS, *NORMS))}
+    return {
+        name: module for name, module in model.named_modules() if type(module) in (*LAYERS, *NORMS, *SELECTED.values())
+    }
 
 
 def _facts(module: Any) -> CompactedLayer:
@@ -119,12 +211,17 @@ def _facts(module: Any) -> CompactedLayer:
     units = module.out_features if linear else module.out_channels
     inputs = module.in_features if linear else module.in_channels
     operations = 2 * module.weight.numel()
-    known = (operations, operations) if linear else None
-    return CompactedLayer("", type(module).__name__, (units, units), (inputs, inputs), (parameters,) * 2, known)
+    return CompactedLayer(
+        "", type(module).__name__, (units, units), (inputs, inputs), (parameters,) * 2, (operations, operations)
+    )
 
 
 def _row(name: str, old: CompactedLayer, new: CompactedLayer, positions: int | None, folded: int) -> CompactedLayer:
-    flops = None if old.flops is None or new.flops is None else (old.flops[0], new.flops[1])
+    if positions is None and "Linear" in old.kind:
+        positions = 1
+    flops = None
+    if old.flops is not None and new.flops is not None and (positions is not None or "Norm" in old.kind):
+        flops = (old.flops[0] * (positions or 0), new.flops[1] * (positions or 0))
     return replace(
         old,
         name=name or "(the model)",

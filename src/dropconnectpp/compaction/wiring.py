@@ -7,7 +7,6 @@ all that is added to it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -32,7 +31,7 @@ class Wiring(ABC):
     """Channels that must not be taken out."""
     left: dict[str, str] = field(default_factory=dict)
     """What could not be followed, and why."""
-    outputs: Mapping[str, int] = field(default_factory=dict)
+    outputs: dict[str, int] = field(default_factory=dict)
     """How many positions a layer's output has for one example, where that is known."""
 
     def fresh(self, size: int) -> Tensor:
