@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from injection import SUPPORTED, Fault, Faulty, How
 from injection_cases import replace_file
+from power_loss import Disk, calls_in, losses
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="needs Linux and a C compiler")
 CALLS = ["create /new", "write /new", "fsync /new", "rename /file", "fsync ", "unlink /other"]
@@ -58,3 +59,17 @@ def test_the_log_holds_what_was_written(faulty: Faulty, folder: Path, tmp_path: 
     logged = (tmp_path / "log").read_bytes()
     assert b"\t0\t10\t" in logged
     assert b"0123456789fsync\t" in logged
+
+
+def test_the_log_tells_what_a_power_loss_may_leave(faulty: Faulty, folder: Path, tmp_path: Path) -> None:
+    disk, log = Disk(folder), tmp_path / "log"
+    faulty.run(replace_file, folder, root=folder, log=log)
+    found: dict[int, dict[str, dict[str, bytes]]] = {}
+    for at, loss, left in losses(disk, calls_in(log, folder), tmp_path):
+        found.setdefault(at, {})[loss] = {path.name: path.read_bytes() for path in left.iterdir()}
+    whole, other = b"0123456789", {"other": b"x"}
+    assert [found[at]["dropped"] for at in range(7)] == [other] * 5 + [other | {"file": whole}] * 2
+    assert [found[at]["empty"] for at in (1, 2, 3)] == [other | {"new": b""}] * 2 + [other | {"new": whole}]
+    assert found[4]["empty"] == found[5]["empty"] == other | {"file": whole}
+    assert found[6]["empty"] == {"file": whole}
+    assert all(found[at]["torn"].get("file", whole) == whole for at in range(7))
