@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+REPOSITORY = "https://github.com/dropconnectpp/dropconnectpp/blob/main/"
+RAW = "https://raw.githubusercontent.com/dropconnectpp/dropconnectpp/main/"
 TAUGHT = {
-    "README.md": 2,
+    "README.md": 1,
     "docs/index.md": 1,
     "docs/tutorial.md": 8,
     "docs/guide.md": 8,
@@ -26,6 +27,8 @@ TAUGHT = {
     "docs/how-to/choose-an-estimator.md": 2,
     "docs/how-to/train-a-sparse-model.md": 4,
     "docs/how-to/prune-and-export.md": 5,
+    "docs/how-to/uncertainty.md": 5,
+    "docs/how-to/regression.md": 4,
     "docs/how-to/own-data.md": 4,
     "docs/how-to/read-the-report.md": 4,
 }
@@ -51,15 +54,66 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=name)
-def test_every_code_block_runs(
-    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_every_code_block_runs_and_prints_what_the_page_shows(
+    page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    torch.manual_seed(0)
-    namespace: dict[str, object] = {"__name__": page.stem}
-    for number, block in enumerate(blocks(page)):
-        exec(compile(block, f"{name(page)}, block {number}", "exec"), namespace)
+    found = tool("capture_outputs").check(page)
+    assert not found, f"{name(page)}: {found}; run python tools/capture_outputs.py {name(page)}"
+
+
+def test_another_output_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = tool("capture_outputs")
+    monkeypatch.setattr(capture, "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    code = "```python\nprint('loss', 0.5, 'of layer', 4)\n```\n"
+    for text, wrong in (
+        ("loss 0.51 of layer 4", None),
+        ("loss 0.9 of layer 4", "'loss 0.9 of layer 4' became 'loss 0.5 of layer 4'"),
+        ("lost 0.5 of layer 4", "'lost 0.5 of layer 4' became 'loss 0.5 of layer 4'"),
+        ("loss 0.5 of layer 4\nand more", "2 lines became 1"),
+    ):
+        page.write_text(f"{code}\n```text\n{text}\n```\n\nend\n")
+        assert capture.check(page) == ([] if wrong is None else [f"block 0: {wrong}"])
+    capture.write(page)
+    assert page.read_text() == f"{code}\n```text\nloss 0.5 of layer 4\n```\n\nend\n"
+    page.write_text(f"{code}\n![a figure](one.svg)\n")
+    assert capture.check(page) == ["block 0: there is no `figure` for one.svg", "block 0: one.svg is not there"]
+
+
+# ------------------------------------------------------------------------------------------- the README
+
+
+def readme() -> str:
+    return (ROOT / "README.md").read_text()
+
+
+def test_the_readme_is_short_and_has_one_figure() -> None:
+    assert len(readme().split()) < 700
+    assert len(re.findall(r"^!\[", readme(), flags=re.MULTILINE)) == 1
+
+
+def test_the_readme_shows_what_its_code_prints_within_two_hundredths() -> None:
+    capture = tool("capture_outputs")
+    assert capture.TOLERANCE["README.md"] == (0.02, 0.005)
+    [(_, output, _)] = list(capture.after_block(readme()))
+    before, after = re.search(r"bytes: ([\d,]+) -> ([\d,]+)", output["text"]).groups()
+    thousands = [round(float(count.replace(",", "")) / 1000) for count in (before, after)]
+    assert "from {} kB to {} kB".format(*thousands) in readme(), "the bullet and the output agree"
+
+
+def test_every_link_of_the_readme_is_absolute_and_leads_to_a_file() -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", without_code(readme()))
+    assert len(links) > 10
+    for link in links:
+        assert link.startswith((REPOSITORY, RAW)), f"{link} leads nowhere on PyPI"
+        target, _, anchor = link.removeprefix(REPOSITORY).removeprefix(RAW).partition("#")
+        assert (ROOT / target).is_file(), link
+        assert not anchor or anchor in anchors(ROOT / target), link
+
+
+# --------------------------------------------------------------------------------------------- the pages
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -143,13 +197,17 @@ def test_a_number_is_looked_up_in_one_row() -> None:
 
 
 def filler() -> Any:
-    """tools/fill_docs.py, which is no module of the package."""
-    spec = importlib.util.spec_from_file_location("fill_docs", ROOT / "tools" / "fill_docs.py")
+    return tool("fill_docs")
+
+
+def tool(script: str) -> Any:
+    """A script of tools/, which is no module of the package."""
+    spec = importlib.util.spec_from_file_location(script, ROOT / "tools" / f"{script}.py")
     assert spec is not None
     assert spec.loader is not None
-    fill_docs = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fill_docs)
-    return fill_docs
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
 
 
 def test_the_pages_are_what_templates_and_records_say() -> None:

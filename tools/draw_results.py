@@ -139,19 +139,8 @@ def _small(axes: Axes, title: str, store: str, more: Sequence[tuple[Networks, st
     _curve(axes, learned, BY_POSTERIOR, "DropConnect++, highest keep probabilities", color=GREEN)
 
 
-def accuracy_by_size(figure: Figure) -> None:
-    """One panel for the README: what is left of a network when few weights are kept."""
-    figure.set_size_inches(7.2, 3.9)
-    axes = figure.subplots()
-    title, store, more, *limits = SMALL[0]
-    _small(axes, f"{title}, 50 networks each, 95% intervals", store, more, limits)
-    axes.set_ylabel("test accuracy, %")
-    axes.legend(loc="lower left", frameon=False)
-    figure.subplots_adjust(left=0.09, right=0.98, bottom=0.13, top=0.92)
-
-
 def few_connections(figure: Figure) -> None:
-    """The same on three data sets."""
+    """What is left of a network when few weights are kept, on three data sets."""
     figure.set_size_inches(9.6, 4.2)
     panels = figure.subplots(1, 3)
     for axes, (title, store, more, *limits) in zip(panels, SMALL, strict=True):
@@ -217,7 +206,7 @@ def paper_posterior(figure: Figure) -> None:
 
 
 DRAWINGS: Mapping[str, Callable[[Figure], None]] = {
-    draw.__name__: draw for draw in (accuracy_by_size, few_connections, against_dropconnect, paper_posterior)
+    draw.__name__: draw for draw in (few_connections, against_dropconnect, paper_posterior)
 }
 
 
