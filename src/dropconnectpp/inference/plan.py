@@ -48,10 +48,10 @@ class SparsityPlan:
 
     >>> model = dropconnectpp.convert(torch.nn.Linear(20, 5), preset="sparse")
     >>> elbo = dropconnectpp.ELBO(model, dropconnectpp.categorical, num_data=100)
-    >>> plan = SparsityPlan(elbo, steps=300, keep=0.2)
+    >>> plan = SparsityPlan(elbo, steps=600, keep=0.2)
     >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     >>> x, y = torch.randn(100, 20), torch.arange(100) % 5
-    >>> for _ in range(300):
+    >>> for _ in range(600):
     ...     loss = elbo(x, target=y).loss
     ...     optimizer.zero_grad()
     ...     loss.backward()

@@ -33,7 +33,9 @@ def _restored(description: dict[str, Any] | None) -> _Remembered:
 def remember(model: nn.Module, likelihood: LogLikelihood | None) -> None:
     """Leave a likelihood on a model, for `predict` and `save`; None forgets it."""
     for module in _unwrapped(model):
-        object.__setattr__(module, _PLACE, _Remembered(likelihood))
+        held = module.__dict__.get(_PLACE)
+        if held is None or held.likelihood is not likelihood:
+            object.__setattr__(module, _PLACE, _Remembered(likelihood))
 
 
 def remembered(model: nn.Module) -> LogLikelihood | None:
