@@ -29,6 +29,10 @@ class FileFormatError(DropConnectError, OSError):
     """A saved model is damaged, or is not one of ours, or does not fit the model given."""
 
 
+class FileWriteError(DropConnectError, OSError):
+    """A file could not be written, on a full disk for example; nothing half-written is left."""
+
+
 class MissingPackageError(DropConnectError, ImportError):
     """An optional package is needed for this call; the message says how to install it."""
 

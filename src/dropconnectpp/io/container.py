@@ -68,11 +68,12 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a file; `FileFormatError` where there is none, or it is damaged."""
     safetensors = require("safetensors", "io")
-    if path.is_dir():
-        raise FileFormatError(f"{path}: is a folder. Give the path of the file that save wrote.")
-    if not path.is_file():
-        raise FileFormatError(f"{path}: there is no such file.")
     try:
+        if path.is_dir():
+            raise FileFormatError(f"{path}: is a folder. Give the path of the file that save wrote.")
+        if not path.is_file():
+            why = "is no plain file" if path.exists() else "there is no such file"
+            raise FileFormatError(f"{path}: {why}. Give the path of the file that save wrote.")
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
         if length > LARGEST_HEADER:
@@ -83,11 +84,13 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safetensors.safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except PermissionError as error:
-        raise FileFormatError(f"{path}: cannot be read ({error.strerror}). Change its permissions.") from error
     except FileFormatError:
         raise
+    except PermissionError as error:
+        raise FileFormatError(f"{path}: cannot be read ({error.strerror}). Change its permissions.") from error
     except (safetensors.SafetensorError, *_RAISED) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise FileFormatError(f"{path}: cannot be read ({error.strerror}).") from error
         raise FileFormatError(
             f"{path}: damaged, or not a safetensors file ({shown(str(error), 200)}). Save the model again."
         ) from error

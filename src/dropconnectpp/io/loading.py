@@ -23,6 +23,7 @@ from dropconnectpp.io.schema import (
     MISSING_IN_OLD_FILES,
     Description,
     SavedLayer,
+    check_options,
     construct,
     describe_layer,
     dtype_name,
@@ -61,9 +62,11 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
 
     Raises:
         FileFormatError: The file is damaged, is not one of ours, or does not fit the model, which is left as it was.
+        ArgumentError: Nothing can be written into the model: it is on the meta device, scripted, or of inference mode.
         MissingPackageError: safetensors is not installed.
     """
     path = Path(path)
+    _check_target(model)
     tensors, metadata = read(path)
     if metadata.get("dropconnectpp_format") == FORMAT:
         check_digest(path, tensors, metadata)
@@ -89,6 +92,32 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
     else:
         filled = _fill(target, state, replacements)
     return model if filled is target else filled
+
+
+def _check_target(model: nn.Module) -> None:
+    """Raise unless values can be written into all of the model: some of it changed and some not would be worse."""
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise ArgumentError(f"load: the model must be an nn.Module that is not scripted; got a {type(model).__name__}.")
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in tensors:
+        if nn.parameter.is_lazy(tensor):
+            continue  # has no shape to compare: refused where the file is
+        why = _unwritable(tensor)
+        if why is not None:
+            raise ArgumentError(f"load: the model's {name} {why}")
+
+
+def _unwritable(tensor: Tensor) -> str | None:
+    """What keeps values from being copied into a tensor, and what to do about it."""
+    if tensor.is_meta:
+        return "is on the meta device. Give it memory first, for example by model.to_empty(device='cpu')."
+    if tensor.is_inference():
+        return "was made in inference mode, where nothing can be written. Build the model outside of it."
+    if tensor.layout == torch.strided and any(
+        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    ):
+        return "has elements that share memory. Give it memory of its own, by clone()."
+    return None
 
 
 def _rebuilt(path: Path, model: nn.Module, structure: Mapping[str, Any]) -> nn.Module:
@@ -125,16 +154,24 @@ def _replacements(path: Path, described: Description, model: nn.Module) -> dict[
     owners = {child: owner for owner in model.modules() for child in owner.children()}
     found: dict[nn.Module, MaskedLayer] = {}
     names: dict[str, MaskedLayer] = {}
-    for name, layer in described.layers.items():
-        module = modules.get(name)
-        if module is None:
+    for name in described.layers:  # all of them before any is looked at: there may be very many
+        if name not in modules:
             raise FileFormatError(
                 f"{path}: holds a layer {shown(repr(name))}, and the model has no module of that name."
             )
+    for name, layer in described.layers.items():
+        module = modules[name]
         if isinstance(module, MaskedLayer):
+            check_options(path, name, layer)
             _check_same(path, name, layer, module)
             continue
         options = {**layer.options, "activation": construct(path, name, layer)}
+        weight = module._parameters.get("weight")
+        if weight is not None and not weight.is_floating_point():
+            raise FileFormatError(
+                f"{path}: layer {name!r} was saved as {layer.kind}, and the model's weight is "
+                f"{dtype_name(weight.dtype)}. Give the model floating-point weights first."
+            )
         made = replacement_of(module, owners.get(module), layer.kind, options)
         if isinstance(made, str):
             raise FileFormatError(
@@ -248,7 +285,9 @@ def _unpacked(path: Path, described: Description, tensors: Mapping[str, Tensor])
         try:
             state[key] = unpack(packed, {end: tensors[key + end] for end in packed.parts()}, mask)
         except FileFormatError as error:
-            raise FileFormatError(f"{path}: the tensor {key} is damaged: {error}. Save the model again.") from error
+            raise FileFormatError(
+                f"{path}: the tensor {key} is damaged: {shown(str(error), 200)}. Save the model again."
+            ) from error
     return state | {other: state[key] for other, key in described.aliases.items()}
 
 

@@ -129,6 +129,12 @@ def from_metadata(path: Path, metadata: Mapping[str, str]) -> Description:
     )
 
 
+def check_options(path: Path, name: str, layer: SavedLayer) -> None:
+    """Raise unless the layer's constructor takes the options that the file says, whatever its activation."""
+    # Whether there is an activation decides what options go with it.
+    _try_options(path, name, layer, nn.Identity() if layer.activation is not None else None)
+
+
 def construct(path: Path, name: str, layer: SavedLayer) -> nn.Module | None:
     """Raise unless the layer's constructor takes what the file says of it; return the activation."""
     activation = None
@@ -163,10 +169,7 @@ def _layer(path: Path, name: str, said: Any) -> SavedLayer:
             raise FileFormatError(f"{where} has an option {shown(repr(key))}; known are {', '.join(usual)}.")
         if not (_is_estimator(value) if key == "estimator" else _is_like(usual[key], value)):
             raise FileFormatError(f"{where} has {key}={shown(repr(value))}; it may be {usual[key]!r}, for example.")
-    layer = SavedLayer(kind, options, activation)
-    stand_in = nn.Identity() if activation is not None else None  # whether there is one decides what options go with it
-    _try_options(path, name, layer, stand_in)
-    return layer
+    return SavedLayer(kind, options, activation)
 
 
 def option_defaults(kind: str) -> dict[str, Any]:
@@ -183,7 +186,8 @@ def _try_options(path: Path, name: str, layer: SavedLayer, activation: nn.Module
     try:
         CONVERTED[layer.kind][nn.Linear](1, 1, activation=activation, **layer.options, device="meta")
     except (ArgumentError, TypeError, ValueError, OverflowError) as error:
-        raise FileFormatError(f"{path}: layer {shown(repr(name))} has options that do not work: {error}") from error
+        why = shown(str(error), 300)
+        raise FileFormatError(f"{path}: layer {shown(repr(name))} has options that do not work: {why}") from error
 
 
 def _is_like(usual: Any, value: Any) -> bool:
