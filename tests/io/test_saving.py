@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import dropconnectpp as dcpp
+from dropconnectpp import likelihoods
 from dropconnectpp.errors import ArgumentError, FileFormatError, MissingPackageError
 from dropconnectpp.io import container, disk
 from saved_cases import plain_network, same_state, same_where_kept, trained_network
@@ -231,3 +233,45 @@ def test_layers_that_share_pi_otherwise_are_refused(tmp_path: Path) -> None:
     torch.testing.assert_close(dcpp.kl_divergence(loaded), dcpp.kl_divergence(saved))
     with pytest.raises(FileFormatError, match="sharing='unit', and the model's has 'synapse'"):
         dcpp.load(tmp_path / "unit.safetensors", nn.Sequential(dcpp.DropConnectPPLinear(4, 2, hyper="optimal")))
+
+
+@pytest.mark.parametrize("likelihood", [dcpp.categorical.tempered(1.7), dcpp.gaussian(), dcpp.student_t(0.5, df=5.0)])
+def test_a_file_keeps_the_likelihood_of_the_training(tmp_path: Path, likelihood: Any) -> None:
+    model = trained_network()
+    dcpp.ELBO(model, likelihood, num_data=10)
+    dcpp.save(model, tmp_path / "m")
+    for target in (plain_network(), dcpp.convert(plain_network())):
+        found = likelihoods.remembered(dcpp.load(tmp_path / "m", target))
+        assert likelihoods.describe(found) == likelihoods.describe(likelihood)
+        assert found is not likelihood
+
+
+def test_a_file_without_a_likelihood_leaves_the_models_own(tmp_path: Path) -> None:
+    model = trained_network()
+    for likelihood in (None, lambda output, target: -(output - target).square().sum(1)):
+        likelihoods.remember(model, likelihood)
+        dcpp.save(model, tmp_path / "m")
+        target = plain_network()
+        likelihoods.remember(target, dcpp.bernoulli)
+        assert likelihoods.remembered(dcpp.load(tmp_path / "m", target)) is dcpp.bernoulli
+
+
+def test_a_damaged_likelihood_is_refused(tmp_path: Path) -> None:
+    model = trained_network()
+    dcpp.ELBO(model, dcpp.gaussian(0.5), num_data=10)
+    dcpp.save(model, tmp_path / "m")
+    with safe_open(tmp_path / "m", framework="pt") as file:
+        described = json.loads(file.metadata()["description"])
+    tensors = load_file(tmp_path / "m")
+    for wrong, message in (
+        ({"name": "cauchy"}, "name must be one of"),
+        ({"name": "gaussian", "scale": [-1.0]}, "scale must be a finite number above 0"),
+        ({"name": "gaussian", "scale": math.inf}, "Infinity is no number"),
+        ([], "likelihood is"),
+    ):
+        text = json.dumps({**described, "likelihood": wrong})
+        container.write(tmp_path / "damaged", tensors, {"dropconnectpp_format": "2", "description": text})
+        target = plain_network()
+        with pytest.raises(FileFormatError, match=message):
+            dcpp.load(tmp_path / "damaged", target)
+        assert likelihoods.remembered(target) is None

@@ -56,6 +56,20 @@ def test_what_cannot_be_described() -> None:
         likelihoods.from_description({"name": "cauchy"})
     with pytest.raises(ArgumentError, match="description of the likelihood 'gaussian' is damaged"):
         likelihoods.from_description({"name": "gaussian"})
+    for damage in (
+        {"scale": []},
+        {"scale": ["1"]},
+        {"scale": 2.0},
+        {"scale": [1.0], "df": True},
+        {"scale": [1.0], "learned": 1},
+        {"scale": [1.0], "colour": 1.0},
+    ):
+        with pytest.raises(ArgumentError, match="description of the likelihood 'gaussian' is damaged"):
+            likelihoods.from_description({"name": "gaussian", **damage})
+    with pytest.raises(ArgumentError, match="description of the likelihood 'poisson' is damaged"):
+        likelihoods.from_description({"name": "poisson", "learned": True})
+    with pytest.raises(ArgumentError, match="temperature must be a finite number above 0"):
+        likelihoods.from_description({"name": "categorical", "temperature": -1.0})
 
 
 def test_the_elbo_leaves_its_likelihood_on_the_model() -> None:

@@ -32,6 +32,7 @@ from dropconnectpp.io.schema import (
 )
 from dropconnectpp.layers.base import MaskedLayer
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
+from dropconnectpp.likelihoods import remember
 
 OF_THE_MODEL = {"activation", "estimator", "evaluation", "keep_probability", "kl_weight", "logit_step", "mask"}
 """Options that a layer which is converted already may have otherwise than the file says."""
@@ -91,6 +92,8 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> nn.Module:
         filled.compaction = None  # type: ignore[assignment]  # so that `save` knows it as a compact model
     else:
         filled = _fill(target, state, replacements)
+    if described.likelihood is not None:
+        remember(filled, described.likelihood)
     return model if filled is target else filled
 
 

@@ -18,6 +18,7 @@ from dropconnectpp.io.packing import NAMES, Packed, pack
 from dropconnectpp.io.schema import Description, describe_layer, dtype_name, to_metadata
 from dropconnectpp.layers.base import MaskedLayer
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
+from dropconnectpp.likelihoods import remembered
 
 ROUNDED = (torch.float32, torch.float16, torch.bfloat16)
 """What parameters can be rounded to."""
@@ -30,7 +31,7 @@ def save(
     *,
     keep_pruned: bool = False,
 ) -> None:
-    """Write the model's state and the options of its masked layers to one safetensors file.
+    """Write the model's state, its layers' options and the likelihood it was trained with to one safetensors file.
 
     `load` needs the architecture again, plain or converted; of a compact model, the one that was made compact.
     The file appears whole or not at all, is on the disk when this returns, and has a digest that `load` checks.
@@ -88,7 +89,7 @@ def save(
     if clash is not None:
         raise ArgumentError(f"save: parts of {clash!r} would be stored under names that the model has. Rename those.")
     described = {name: describe_layer(layer) for name, layer in layers.items()}
-    metadata = to_metadata(Description(described, aliases, packed, describe(model)))
+    metadata = to_metadata(Description(described, aliases, packed, describe(model), remembered(model)))
     with replacing(path) as temporary:
         write(temporary, tensors, metadata)
 

@@ -20,6 +20,7 @@ from dropconnectpp.io.naming import shown
 from dropconnectpp.io.packing import Packed, packed_from
 from dropconnectpp.layers.base import MaskedLayer
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer, PosteriorOptions
+from dropconnectpp.likelihoods import LogLikelihood, describe, from_description
 
 FORMAT = "2"
 FIRST_FORMAT = "1"
@@ -79,6 +80,8 @@ class Description:
     packed: dict[str, Packed] = field(default_factory=dict)
     structure: dict[str, Any] | None = None
     """How `compact` changed the architecture."""
+    likelihood: LogLikelihood | None = None
+    """What the model was trained with, where `describe` can say it."""
 
 
 def describe_layer(layer: MaskedLayer) -> SavedLayer:
@@ -97,6 +100,9 @@ def to_metadata(description: Description) -> dict[str, str]:
     }
     if description.structure is not None:
         said["structure"] = description.structure
+    likelihood = describe(description.likelihood)
+    if likelihood is not None:
+        said["likelihood"] = likelihood
     return {
         "dropconnectpp_format": FORMAT,
         "description": json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False),
@@ -115,7 +121,7 @@ def from_metadata(path: Path, metadata: Mapping[str, str]) -> Description:
         said = _parse(path, metadata.get("description"))
     else:
         said = {key: _parse(path, metadata.get(key)) for key in ("layers", "aliases")}
-    known = {"layers", "aliases", "packed", "structure"}
+    known = {"layers", "aliases", "packed", "structure", "likelihood"}
     if not {"layers", "aliases"} <= said.keys() <= known:
         raise _damaged(path, f"it has the entries {shown(sorted(said))}")
     for key, value in said.items():
@@ -126,6 +132,7 @@ def from_metadata(path: Path, metadata: Mapping[str, str]) -> Description:
         _aliases(path, said["aliases"]),
         {name: _packed(path, name, value) for name, value in said.get("packed", {}).items()},
         said.get("structure"),
+        _likelihood(path, said["likelihood"]) if "likelihood" in said else None,
     )
 
 
@@ -232,6 +239,13 @@ def _packed(path: Path, name: str, said: Any) -> Packed:
         return packed_from(said)
     except FileFormatError as error:
         raise FileFormatError(f"{path}: the tensor {shown(name)} is damaged: {shown(str(error), 200)}.") from error
+
+
+def _likelihood(path: Path, said: dict[str, Any]) -> LogLikelihood:
+    try:
+        return from_description(said)
+    except (ArgumentError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise _damaged(path, f"the likelihood: {shown(str(error), 200)}") from error
 
 
 def _parse(path: Path, text: str | None) -> dict[str, Any]:

@@ -103,8 +103,13 @@ def from_description(description: dict[str, Any]) -> LogLikelihood:
     name = check_choice("the likelihood's name", fields.pop("name", None), _READERS)
     learned = fields.pop("learned", False)
     try:
+        numbers = [value for key, value in fields.items() if key != "scale"]
+        if not all(map(_is_number, numbers)) or not isinstance(learned, bool):
+            raise TypeError("a field is no number")
         found = _READERS[name](fields)
-    except (TypeError, KeyError) as error:
+        if learned and not isinstance(found, Gaussian | StudentT):
+            raise TypeError("its noise is not learned")
+    except (TypeError, LookupError) as error:
         raise ArgumentError(f"the description of the likelihood {name!r} is damaged: {description!r}.") from error
     if learned:
         assert isinstance(found, Gaussian | StudentT)
@@ -117,4 +122,10 @@ def from_description(description: dict[str, Any]) -> LogLikelihood:
 
 def _with_scale(description: dict[str, Any]) -> dict[str, Any]:
     scales = tuple(description["scale"])
+    if not all(_is_number(scale) for scale in scales):
+        raise TypeError("a scale is no number")
     return {**description, "scale": scales if len(scales) > 1 else scales[0]}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
