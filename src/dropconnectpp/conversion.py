@@ -19,7 +19,8 @@ from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.dropconnect import DropConnectLayer
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
 from dropconnectpp.layers.seeds import fresh_draws
-from dropconnectpp.ops.drawn import Draw, Synapses
+from dropconnectpp.layers.sparse import SparseLinear
+from dropconnectpp.ops.drawn import Draw
 from dropconnectpp.presets import preset_options
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -199,6 +200,8 @@ def swap(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> nn.Modul
     return model
 
 
+UNREADABLE: tuple[type[nn.Module], ...] = (MaskedLayer, SparseLinear)
+"""Layers whose `weight` is not what they multiply with."""
 _FAST_PATHS: dict[type[nn.Module], str] = {
     nn.TransformerEncoderLayer: "activation_relu_or_gelu",
     nn.TransformerEncoder: "use_nested_tensor",
@@ -206,12 +209,12 @@ _FAST_PATHS: dict[type[nn.Module], str] = {
 
 
 def _set_fast_path(owner: nn.Module) -> None:
-    """Off while a masked layer is inside: the fast path reads `linear1.weight`, which is W, not pi~ W."""
+    """Off while a layer is inside whose weights it must not read: W is not pi~ W, and sparse rows are no matrix."""
     for kind, switch in _FAST_PATHS.items():
         if not isinstance(owner, kind):
             continue
         memory = f"_{switch}_before_masking"
-        masked = bool(masked_layers(owner))
+        masked = any(isinstance(module, UNREADABLE) for module in owner.modules())
         if masked and not hasattr(owner, memory):
             setattr(owner, memory, getattr(owner, switch))
             setattr(owner, switch, 0)
@@ -231,7 +234,8 @@ def to_dense(
 
     ``mode`` says what becomes of the gates: "mean" folds pi~ W, Eq. (19); "map" keeps the synapses
     with pi~ >= 1/2 as they are and drops the others; "sample" folds one draw of the masks. Pruned
-    synapses become zeros. A layer with an activation becomes nn.Sequential(layer, activation).
+    synapses become zeros. A layer with an activation becomes nn.Sequential(layer, activation); what `to_sparse`
+    made becomes an ordinary layer again.
 
     >>> to_dense(torch.nn.Sequential(dropconnectpp.DropConnectPPLinear(8, 2)))
     Sequential(
@@ -264,6 +268,7 @@ def to_dense(
         plain.train(layer.training)
         activation = as_module(layer.activation)
         replacements[layer] = plain if activation is None else nn.Sequential(plain, activation).train(layer.training)
+    replacements |= {layer: layer.dense() for layer in model.modules() if isinstance(layer, SparseLinear)}
     return swap(model, replacements)
 
 
@@ -275,7 +280,7 @@ def _fold(layer: MaskedLayer, name: str, mode: str, draw: Draw | None, stream: i
     if mode == "map":
         return value * (layer.keep_probability(name) >= 0.5) + 0.0
     assert draw is not None
-    return value * draw.mask(value.shape, Synapses(layer.logit(name), layer.kept(name), stream)) + 0.0
+    return value * layer.mask_of(name, draw, stream) + 0.0
 
 
 _ACTIVATION_MODULES: dict[Any, type[nn.Module]] = {

@@ -59,6 +59,7 @@ def test_every_layer_takes_every_option_and_tells_it_back(kind: Any, shape: tupl
         "parameterisation": "probability",
         "kl_weight": 0.5,
         "logit_step": 7.0,
+        "granularity": "kernel",
     }
     assert given.keys() == PosteriorArguments.__annotations__.keys()
     layer = kind(*shape, **given)
@@ -80,7 +81,7 @@ def test_every_layer_takes_every_option_and_tells_it_back(kind: Any, shape: tupl
         (
             "xyzzy",
             "There are: alpha, beta, keep_probability, hyper, sharing, estimator, parameterisation, "
-            "kl_weight, logit_step.",
+            "kl_weight, logit_step, granularity.",
         ),
     ],
 )

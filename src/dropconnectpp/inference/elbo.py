@@ -348,7 +348,7 @@ def _synapses(posteriors: dict[str, DropConnectPPLayer]) -> Iterator[tuple[DropC
     """Each learned parameter once, however many layers share it."""
     seen: set[Any] = set()
     for layer in posteriors.values():
-        for name in layer.synapse_names:
+        for name in layer.gate_names:
             if layer.tie(name) not in seen:
                 seen.add(layer.tie(name))
                 yield layer, name
@@ -381,7 +381,7 @@ def _require_one_estimator(layers: dict[str, MaskedLayer]) -> None:
     """A posterior that two layers share learns in one way."""
     known: dict[Any, tuple[str, DropConnectPPLayer]] = {}
     for name, layer in _posteriors(layers).items():
-        for synapse in layer.synapse_names:
+        for synapse in layer.gate_names:
             first, other = known.setdefault(layer.tie(synapse), (name, layer))
             if other.estimator != layer.estimator:
                 raise ArgumentError(
@@ -407,7 +407,7 @@ def named_kl(model: nn.Module) -> dict[str, Tensor]:
     for layer_name, layer in masked_layers(model).items():
         if not isinstance(layer, DropConnectPPLayer):
             continue
-        fresh = [name for name in layer.synapse_names if layer.tie(name) not in seen]
+        fresh = [name for name in layer.gate_names if layer.tie(name) not in seen]
         seen.update(layer.tie(name) for name in fresh)
         parts = [kl_sum(layer.posterior_of(name)) for name in fresh]
         result[layer_name] = torch.stack(parts).sum() if parts else layer.weight.new_zeros(())

@@ -39,15 +39,14 @@ class Scored:
 
 
 def initial_moments(layer: DropConnectPPLayer) -> dict[str, Tensor]:
-    """The running moments a layer's estimator keeps: (2,) per layer, or (2, *S) per synapse."""
+    """The running moments a layer's estimator keeps: (2,) per layer, or (2, *S) per gate."""
     if not layer.estimator.needs_moments:
         return {}
     device = layer.weight.device
     dtype = torch.float64 if layer.weight.dtype == torch.float64 else torch.float32
     if isinstance(layer.estimator, BBVI) and layer.estimator.per_synapse:
         return {
-            name: torch.zeros((2, *getattr(layer, name).shape), device=device, dtype=dtype)
-            for name in layer.synapse_names
+            name: torch.zeros((2, *layer.gate_shape(name)), device=device, dtype=dtype) for name in layer.gate_names
         }
     return {"layer": torch.zeros(2, device=device, dtype=dtype)}
 
@@ -61,7 +60,7 @@ def score_layer(
     done: set[Any],
 ) -> Scored:
     """KL, gradient and new moments of a layer; parameters in ``done`` were met in another layer."""
-    names = [name for name in layer.synapse_names if layer.tie(name) not in done]
+    names = [name for name in layer.gate_names if layer.tie(name) not in done]
     done.update(layer.tie(name) for name in names)
     gates = [[arm[layer] for arm in sample.arms] for sample in passes.samples]
     device = layer.weight.device
@@ -136,14 +135,9 @@ class _Work:
         return scored(posterior, synapses, draws, coefficients, self.kl_scale, self._mirrored())
 
     def _mask(self, name: str, gates: Gates) -> Tensor:
-        """The mask of one parameter in one pass."""
-        if isinstance(gates, ForcedGates):
-            mask = gates.weight if name == "weight" else gates.bias
-            assert mask is not None
-            return mask
-        assert isinstance(gates, BinaryGates)
-        synapses = self.layer.synapses(name, gates, {})
-        return gates.draw.mask(getattr(self.layer, name).shape, synapses, gates.mirrored)
+        """The mask of one parameter's gates in one pass."""
+        assert isinstance(gates, BinaryGates | ForcedGates)
+        return self.layer.gate_mask(name, gates)
 
     def _scored(self, kl: list[Tensor], moments: dict[str, Tensor]) -> Scored:
         total = sum(kl[1:], kl[0]) if kl else torch.zeros((), device=self.layer.weight.device)
@@ -207,7 +201,7 @@ class _Work:
         kl: list[Tensor] = []
         squared = torch.zeros(2, device=reward.device, dtype=reward.dtype)
         for name in names:
-            logit = layer.logit(name).detach()
+            logit = layer.gate_logit(name).detach()
             if self._mirrored():
                 gradient = functional.disarm_gradient(logit, totals[name][0])
             else:
@@ -232,7 +226,7 @@ class _Work:
         kl: list[Tensor] = []
         fresh: dict[str, Tensor] = {}
         for name in names:
-            logit, known, count = layer.logit(name).detach(), self.moments[name], weights[1].sum()
+            logit, known, count = layer.gate_logit(name).detach(), self.moments[name], weights[1].sum()
             varpi = functional.control_weight(known[0], known[1])
             rewarded = functional.score_gradient(logit, totals[name][0], weights[0].sum())
             plain = functional.score_gradient(logit, totals[name][1], count)
@@ -254,8 +248,8 @@ class _Work:
 
     def _stacked(self, weights: Tensor) -> dict[str, Tensor]:
         totals: dict[str, Tensor] = {}
-        for name in self.layer.synapse_names:
-            ndim = getattr(self.layer, name).ndim
+        for name in self.layer.gate_names:
+            ndim = len(self.layer.gate_shape(name))
             parts = [
                 weights[:, index].view(-1, *[1] * ndim) * self._mask(name, sample[0])
                 for index, sample in enumerate(self.gates)
@@ -266,7 +260,7 @@ class _Work:
 
 def _squared_score(layer: DropConnectPPLayer, name: str, weighted_mask: Tensor, total: Tensor) -> Tensor:
     """sum_s w_s (z_s - pi~)^2 from sum_s w_s z_s: since z^2 = z, h^2 = z (1 - 2 pi~) + pi~^2."""
-    pi = torch.sigmoid(layer.logit(name).detach())
+    pi = torch.sigmoid(layer.gate_logit(name).detach())
     value = weighted_mask * (1.0 - 2.0 * pi) + total * pi.square()
-    kept = layer.kept(name)
+    kept = layer.gate_kept(name)
     return value if kept is None else value * kept

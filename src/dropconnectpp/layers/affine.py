@@ -32,6 +32,14 @@ class Operation(nn.Module, ABC):
         """Each example through its own weight (B, *S) and bias (B, O)."""
 
     @abstractmethod
+    def by_unit(self, values: Tensor) -> Tensor:
+        """Values of the units (O,) so that they multiply an output."""
+
+    @abstractmethod
+    def some_inputs(self, input: Tensor, start: int, count: int) -> Tensor:
+        """The part of the input that ``count`` columns of the weight read, from ``start`` on."""
+
+    @abstractmethod
     def check_input(self, input: Tensor, batched: bool) -> None:
         """Raise `ShapeError` if the input does not fit; ``batched`` asks for a batch axis."""
 
@@ -61,6 +69,12 @@ class LinearOperation(Operation):
         output = torch.matmul(flat, weight.transpose(1, 2))
         output = output if bias is None else output + bias.unsqueeze(1).to(output.dtype)
         return output.reshape(*input.shape[:-1], self.out_features)
+
+    def by_unit(self, values: Tensor) -> Tensor:
+        return values
+
+    def some_inputs(self, input: Tensor, start: int, count: int) -> Tensor:
+        return input.narrow(-1, start, count)
 
     def check_input(self, input: Tensor, batched: bool) -> None:
         if input.ndim == 0 or input.shape[-1] != self.in_features or (batched and input.ndim < 2):
@@ -116,6 +130,15 @@ class ConvOperation(Operation):
         flat_bias = None if bias is None else bias.flatten()
         output = self._convolve(wide, weight.flatten(0, 1), flat_bias, self.groups * batch)
         return output.reshape(batch, self.out_channels, *output.shape[2:])
+
+    def by_unit(self, values: Tensor) -> Tensor:
+        return values.view(-1, *[1] * self.dimensions)
+
+    def some_inputs(self, input: Tensor, start: int, count: int) -> Tensor:
+        axis = input.ndim - self.dimensions - 1
+        apart = input.unflatten(axis, (self.groups, self.in_channels // self.groups))
+        part: Tensor = apart.narrow(axis + 1, start, count).flatten(axis, axis + 1)
+        return part
 
     def _padded(self, input: Tensor) -> Tensor:
         return input if self.padding_mode == "zeros" else F.pad(input, self._edge, mode=self.padding_mode)

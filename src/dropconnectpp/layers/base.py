@@ -129,6 +129,50 @@ class MaskedLayer(Operation):
         """The masking's settings as plain data, as the constructor takes them."""
         return {"mask": self.mask, "activation": self.activation}
 
+    # --------------------------------------------- gates: one a synapse, unless a layer has groups
+
+    @property
+    def gate_names(self) -> tuple[str, ...]:
+        """The parameters that have gates of their own."""
+        return self.synapse_names
+
+    def gate_shape(self, name: str) -> torch.Size:
+        """The shape of a parameter's gates."""
+        shape: torch.Size = getattr(self, name).shape
+        return shape
+
+    def gate_size(self, name: str) -> int:
+        """How many weights each of a parameter's gates has."""
+        return 1
+
+    def gate_logit(self, name: str) -> Tensor:
+        """`logit`, of the gates' shape."""
+        return self.logit(name)
+
+    def gate_kept(self, name: str) -> Tensor | None:
+        """Which gates have any synapse left; None before any pruning."""
+        return self.kept(name)
+
+    def spread(self, name: str, gate: Tensor) -> Tensor:
+        """From a parameter's gates, with any axes before them, to its synapses."""
+        return gate
+
+    def gate_mask(self, name: str, gates: BinaryGates | ForcedGates) -> Tensor:
+        """The mask of a parameter's gates in a pass."""
+        if isinstance(gates, ForcedGates):
+            mask = gates.weight if name == "weight" else gates.bias
+            assert mask is not None
+            return mask
+        return gates.draw.mask(self.gate_shape(name), self.synapses(name, gates, {}), gates.mirrored)
+
+    def mask_of(self, name: str, draw: Draw, stream: int) -> Tensor:
+        """The mask of a parameter's synapses in one draw."""
+        return draw.mask(getattr(self, name).shape, Synapses(self.logit(name), self.kept(name), stream))
+
+    def mask_fault(self, masks: Mapping[str, Tensor]) -> str | None:
+        """Why masks that a user gives cannot be this layer's, shapes aside; None if they can."""
+        return None
+
     # ------------------------------------------------------------------------------- the passes
 
     def forward(self, input: Tensor) -> Tensor:

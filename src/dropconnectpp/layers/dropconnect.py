@@ -10,13 +10,14 @@ from torch import Tensor
 
 from dropconnectpp.errors import ArgumentError, check_choice, check_probability
 from dropconnectpp.functional import expected_activation
-from dropconnectpp.layers.base import MaskedLayer
+from dropconnectpp.layers.granularity import Granularity
+from dropconnectpp.layers.grouped import GroupedLayer
 
 Evaluation = Literal["mean", "gaussian"]
 """What eval mode gives: one pass with the mean weights, or DropConnect's Gaussian moment matching."""
 
 
-class DropConnectLayer(MaskedLayer):
+class DropConnectLayer(GroupedLayer):
     """A masked layer with one fixed keep probability: Eq. (1), (2).
 
     ``evaluation`` is the rule in eval mode: "mean", or "gaussian", DropConnect's own: the activation
@@ -24,7 +25,10 @@ class DropConnectLayer(MaskedLayer):
     closed form for ReLU and otherwise by quadrature, the limit of DropConnect's many draws.
     """
 
-    def _set_up_rate(self, keep_probability: float, evaluation: Evaluation) -> None:
+    def _set_up_rate(
+        self, keep_probability: float, evaluation: Evaluation, granularity: Granularity = "synapse"
+    ) -> None:
+        self._set_up_groups(granularity)
         self.fixed_keep_probability = check_probability("keep_probability", keep_probability)
         self.evaluation = check_choice("evaluation", evaluation, get_args(Evaluation))
         if evaluation == "gaussian" and self.activation is None:
@@ -34,7 +38,7 @@ class DropConnectLayer(MaskedLayer):
             )
         self.reset_parameters()
 
-    def logit(self, name: str) -> Tensor:
+    def gate_logit(self, name: str) -> Tensor:
         value = math.log(self.fixed_keep_probability) - math.log1p(-self.fixed_keep_probability)
         return torch.full((), value, device=self.weight.device, dtype=self.weight.dtype)
 
@@ -48,4 +52,5 @@ class DropConnectLayer(MaskedLayer):
 
     def extra_repr(self) -> str:
         shown = {**self.arguments(), "keep_probability": self.fixed_keep_probability, "mask": self.mask}
+        shown |= {} if self.tiling is None else {"granularity": self.granularity}
         return ", ".join(f"{key}={value!r}" for key, value in shown.items())

@@ -1,4 +1,4 @@
-"""DropConnect++: a keep probability learned for every synapse, with its Beta hyper-posterior."""
+"""DropConnect++: a keep probability learned for every synapse, or group of them, with its Beta hyper-posterior."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from dropconnectpp import functional
-from dropconnectpp.errors import check_choice, check_not_negative, check_positive, check_probability
+from dropconnectpp.errors import ArgumentError, check_choice, check_not_negative, check_positive, check_probability
 from dropconnectpp.estimators import Concrete, Eq16, Estimator, EstimatorName, StraightThrough, resolve
-from dropconnectpp.layers.base import MaskedLayer
+from dropconnectpp.layers.granularity import Granularity, check_granularity
+from dropconnectpp.layers.grouped import GroupedLayer
 from dropconnectpp.layers.passes import BinaryGates, Gates, GaussianGates, RelaxedGates
 from dropconnectpp.ops.drawn import Draw
 from dropconnectpp.ops.posterior import GatePosterior
@@ -36,6 +37,7 @@ class PosteriorArguments(TypedDict, total=False):
     parameterisation: Parameterisation
     kl_weight: float
     logit_step: float
+    granularity: Granularity
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class PosteriorOptions:
     hyper: Hyper = "marginal"
     """What becomes of pi: "marginal" sums it out, "optimal" uses its best q(pi), "learned" trains alpha~ and beta~."""
     sharing: Sharing = "synapse"
-    """Which synapses share one pi."""
+    """Which gates share one pi."""
     estimator: EstimatorLike = "bbvi"
     """How the likelihood's gradient reaches pi~; see `dropconnectpp.estimators`."""
     parameterisation: Parameterisation = "logit"
@@ -59,6 +61,8 @@ class PosteriorOptions:
     """What multiplies the layer's KL in the loss."""
     logit_step: float = 1.0
     """The posterior's step size as a multiple of the weights'."""
+    granularity: Granularity = "synapse"
+    """Which synapses share one gate: "synapse", "input", "unit", "kernel", or the shape of a block."""
 
     def __post_init__(self) -> None:
         checked: dict[str, Any] = {
@@ -71,10 +75,17 @@ class PosteriorOptions:
             "parameterisation": check_choice("parameterisation", self.parameterisation, get_args(Parameterisation)),
             "kl_weight": check_not_negative("kl_weight", self.kl_weight),
             "logit_step": check_positive("logit_step", self.logit_step),
+            "granularity": check_granularity(self.granularity),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         checked["estimator"].check(hyper=self.hyper)
+        if self.granularity in ("input", "unit") and self.sharing in ("input", "unit"):
+            raise ArgumentError(
+                f"sharing={self.sharing!r} asks which gates of a layer share one pi, and with "
+                f"granularity={self.granularity!r} they are a row without inputs and units of their own. "
+                "Use sharing='layer', or 'synapse' for one pi a gate."
+            )
 
     @property
     def prior(self) -> Prior:
@@ -82,8 +93,8 @@ class PosteriorOptions:
         return Prior(self.alpha, self.beta, self.hyper, self.sharing)
 
 
-class DropConnectPPLayer(MaskedLayer):
-    """A masked layer that learns each synapse's keep probability: Eq. (11)-(14).
+class DropConnectPPLayer(GroupedLayer):
+    """A masked layer that learns each gate's keep probability: Eq. (11)-(14).
 
     Parameters: `weight`, `bias`; `weight_logit`, `bias_logit` (or `weight_probability`,
     `bias_probability`, which optimise pi~ itself and are kept inside (0, 1)); and with
@@ -113,9 +124,10 @@ class DropConnectPPLayer(MaskedLayer):
         self.kl_weight, self.logit_step = options.kl_weight, options.logit_step
         self.estimator = resolve(options.estimator)
         self.prior = options.prior
-        for name in self.synapse_names:
+        self._set_up_groups(options.granularity)
+        for name in self.gate_names:
             for key in self.posterior_names_of(name):
-                shape = getattr(self, name).shape
+                shape = self.gate_shape(name)
                 self.register_parameter(key, nn.Parameter(torch.empty(shape, **factory)))
         self.reset_parameters()
         self.reset_posterior()
@@ -153,7 +165,7 @@ class DropConnectPPLayer(MaskedLayer):
         for it. The paper does not say where it starts.
         """
         values = self.posterior_start(keep_probability, posterior_alpha, posterior_beta)
-        for name in self.synapse_names:
+        for name in self.gate_names:
             for suffix, value in values.items():
                 parameter = getattr(self, f"{name}_{suffix}", None)
                 if parameter is not None:
@@ -176,7 +188,9 @@ class DropConnectPPLayer(MaskedLayer):
         return self.estimator.temperature if isinstance(self.estimator, Concrete) else None
 
     def posterior_names_of(self, name: str) -> list[str]:
-        """The posterior's parameters behind "weight" or "bias", by name."""
+        """The posterior's parameters behind "weight" or "bias", by name; none where the gates are another's."""
+        if self.gate_of(name) != name:
+            return []
         suffixes = [self.parameterisation, *(("alpha", "beta") if self.hyper == "learned" else ())]
         return [f"{name}_{suffix}" for suffix in suffixes]
 
@@ -187,10 +201,10 @@ class DropConnectPPLayer(MaskedLayer):
 
     def gate_parameter(self, name: str) -> nn.Parameter:
         """The parameter behind pi~: `weight_logit` or `weight_probability`, likewise for the bias."""
-        parameter: nn.Parameter = getattr(self, f"{name}_{self.parameterisation}")
+        parameter: nn.Parameter = getattr(self, f"{self.gate_of(name)}_{self.parameterisation}")
         return parameter
 
-    def logit(self, name: str) -> Tensor:
+    def gate_logit(self, name: str) -> Tensor:
         parameter = self.gate_parameter(name)
         if self.parameterisation == "logit":
             return parameter
@@ -199,31 +213,35 @@ class DropConnectPPLayer(MaskedLayer):
         return torch.logit(parameter + (inside - parameter).detach())
 
     def hyper_posterior(self, name: str = "weight") -> tuple[Tensor, Tensor]:
-        """alpha~ and beta~ of Eq. (14): learned, or the best for each pi~ or each group that shares pi."""
+        """alpha~ and beta~ of Eq. (14) of the gates: learned, or the best for each pi~ or each group that shares pi."""
+        name = self.gate_of(name)
         if self.hyper == "learned":
             return tuple(functional.positive(getattr(self, f"{name}_{s}")) for s in ("alpha", "beta"))  # type: ignore[return-value]
-        logit = self.logit(name)
+        logit = self.gate_logit(name)
         if self.sharing == "synapse":
             return functional.optimal_hyper_posterior(logit, self.alpha, self.beta)
         axes = self.prior.group_axes(logit.ndim)
         on, off = (torch.sigmoid(sign * logit) for sign in (1.0, -1.0))
-        kept = self.kept(name)
+        kept = self.gate_kept(name)
         on, off = (on, off) if kept is None else (on * kept, off * kept)
         return self.alpha + on.sum(axes, keepdim=True), self.beta + off.sum(axes, keepdim=True)
 
     def posterior_of(self, name: str) -> GatePosterior:
-        """q(z) and q(pi) of "weight" or "bias", as the passes over its synapses take them."""
+        """q(z) and q(pi) of the gates of "weight" or "bias", as the passes over them take them."""
+        name = self.gate_of(name)
         return GatePosterior(
             {key: getattr(self, key) for key in self.posterior_names_of(name)},
             self.prior,
-            self.kept(name),
+            self.gate_kept(name),
             direct=self.parameterisation == "probability",
             scores_pi=isinstance(self.estimator, Eq16),
         )
 
     def kl(self, name: str = "weight") -> Tensor:
-        """Eq. (20) + Eq. (21) of each synapse in nats, 0 where it was pruned; shaped like the parameter."""
-        kept, logit = self.kept(name), self.logit(name)
+        """Eq. (20) + Eq. (21) of each of a parameter's gates in nats, 0 where nothing is left of it; of their shape."""
+        if self.gate_of(name) != name:
+            return torch.zeros_like(getattr(self, name))  # counted with the gates it has
+        kept, logit = self.gate_kept(name), self.gate_logit(name)
         if self.sharing != "synapse":
             return functional.shared_kl(logit, self.alpha, self.beta, self.prior.group_axes(logit.ndim), kept)[0]
         if self.hyper == "marginal":
@@ -240,7 +258,7 @@ class DropConnectPPLayer(MaskedLayer):
     def project(self) -> None:
         """Bring probabilities that a step carried outside (0, 1) back to its edge."""
         if self.parameterisation == "probability":
-            for name in self.synapse_names:
+            for name in self.gate_names:
                 margin = functional.PROBABILITY_MARGIN
                 self.gate_parameter(name).clamp_(margin, 1 - margin)
 
@@ -271,7 +289,7 @@ class DropConnectPPLayer(MaskedLayer):
 
     def extra_repr(self) -> str:
         shown = {**self.arguments(), "hyper": self.hyper, "mask": self.mask, "estimator": self.estimator.name}
-        others = {"sharing": "synapse", "kl_weight": 1.0, "logit_step": 1.0}
+        others = {"sharing": "synapse", "kl_weight": 1.0, "logit_step": 1.0, "granularity": "synapse"}
         shown |= {key: getattr(self, key) for key, usual in others.items() if getattr(self, key) != usual}
         return ", ".join(f"{key}={value!r}" for key, value in shown.items())
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from dropconnectpp.errors import ShapeError
 from dropconnectpp.functional import draw_antithetic_mask, draw_mask, relax_mask
 from dropconnectpp.layers.affine import Operation
+from dropconnectpp.layers.granularity import Tiling
 from dropconnectpp.ops.drawn import Draw, transformed
 from dropconnectpp.ops.noise import Blocks, noise_dtype
 
@@ -23,6 +24,32 @@ BLOCK_ELEMENTS = {"cpu": 2**18}
 OTHER_BLOCK_ELEMENTS = 2**23
 KEPT_ELEMENTS = 2**27
 """On the CPU, where drawing costs more than memory, up to this many of a pass's masks are kept until backward."""
+
+
+@dataclass(frozen=True, eq=False)
+class Members:
+    """What groups' gates switch: blocks of a weight, and biases by themselves or with their unit."""
+
+    tiling: Tiling
+    units: bool
+    """Whether a bias has its unit's gate."""
+    kept: Mapping[str, Tensor | None]
+    """What pruning left of each parameter."""
+
+    def spread(self, gates: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """From the gates to the synapses, what was pruned at zero: (b, *G) -> (b, *S) for each parameter."""
+        found = {"weight": self.tiling.spread(gates["weight"])}
+        if "bias" in self.kept:
+            found["bias"] = gates["weight"].flatten(1) if self.units else gates["bias"]
+        return {n: v if (kept := self.kept[n]) is None else v * kept for n, v in found.items()}
+
+    def gather(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The sum over the synapses of each gate, without those that were pruned: (b, *S) -> (b, *G)."""
+        left = {n: v if (kept := self.kept[n]) is None else v * kept for n, v in values.items()}
+        found = {"weight": self.tiling.sum(left["weight"])}
+        if "bias" in left and self.units:
+            found["weight"] = found["weight"] + left["bias"].view_as(found["weight"])
+        return found if self.units or "bias" not in left else {**found, "bias": left["bias"]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +68,21 @@ class ExampleGates:
     temperature: float | None
     through: bool
     pathwise: bool
+    members: Members | None = None
+    """What each gate switches; None: one synapse."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The gated parameters."""
+        """The parameters that have gates."""
         return tuple(self.logits)
+
+    def spread(self, gates: dict[str, Tensor]) -> dict[str, Tensor]:
+        """From gates to synapses."""
+        return gates if self.members is None else self.members.spread(gates)
+
+    def gather(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The sum over each gate's synapses."""
+        return values if self.members is None else self.members.gather(values)
 
     def blocks(self, batch: int) -> Iterator[tuple[slice, dict[str, Tensor]]]:
         """Slices of the batch with their gates (b, *S) for each parameter."""
@@ -63,7 +100,8 @@ class ExampleGates:
     def _step(self) -> int:
         """How many examples there are in a block."""
         most = BLOCK_ELEMENTS.get(self.device.type, OTHER_BLOCK_ELEMENTS)
-        return max(1, most // self.shapes["weight"].numel())
+        weights = self.shapes["weight"].numel() * (1 if self.members is None else self.members.tiling.size)
+        return max(1, most // weights)
 
     def _whole(self, name: str, batch: int) -> Tensor:
         """The gates of all examples."""
@@ -159,7 +197,7 @@ class _PerExample(torch.autograd.Function):
         # The logits too, so that a change of them is noticed: backward redraws the masks by them.
         ctx.save_for_backward(input, weight, bias, *(logit.detach() for logit in gates.logits.values()))
         outputs = [
-            layer.operate_each(input[part], *_gated(masks, weight, bias))
+            layer.operate_each(input[part], *_gated(gates.spread(masks), weight, bias))
             for part, masks in gates.blocks(input.shape[0])
         ]
         return torch.cat(outputs)
@@ -173,7 +211,8 @@ class _PerExample(torch.autograd.Function):
         grad_input = torch.empty_like(input) if ctx.needs_input_grad[2] else None
         grads = {name: torch.zeros_like(p) for name, p in parameters.items()}
         logit_grads: dict[str, Tensor] = {}
-        for part, masks in gates.blocks(input.shape[0]):
+        for part, drawn in gates.blocks(input.shape[0]):
+            masks = gates.spread(drawn)
             with torch.enable_grad(), torch.autocast(input.device.type, **ctx.autocast):
                 x = input[part].detach().requires_grad_(grad_input is not None)
                 gated = [g.detach().requires_grad_() for g in _gated(masks, weight, bias) if g is not None]
@@ -182,11 +221,16 @@ class _PerExample(torch.autograd.Function):
             found = list(torch.autograd.grad(output, wanted, gradient[part]))
             if grad_input is not None:
                 grad_input[part] = found.pop(0)
-            for (name, parameter), grad in zip(parameters.items(), found, strict=True):
+            by_name = dict(zip(parameters, found, strict=True))
+            for name, grad in by_name.items():
                 grads[name] += (grad * masks[name]).sum(0)
-                grad_gate = gates.grad_gate(name, masks[name])
+            if not gates.pathwise:
+                continue
+            by_gate = gates.gather({name: grad * parameters[name] for name, grad in by_name.items()})
+            for name, grad in by_gate.items():
+                grad_gate = gates.grad_gate(name, drawn[name])
                 if grad_gate is not None:
-                    part_grad = (grad * parameter * grad_gate).sum(0)
+                    part_grad = (grad * grad_gate).sum(0)
                     logit_grads[name] = logit_grads[name] + part_grad if name in logit_grads else part_grad
         return (
             None,
@@ -229,9 +273,9 @@ def run_each(layer: Operation, gates: ExampleGates, input: Tensor) -> Tensor:
 
 
 def _run_plainly(layer: Operation, gates: ExampleGates, input: Tensor) -> Tensor:
-    gated: list[Tensor | None] = []
+    drawn: dict[str, Tensor] = {}
     for name in gates.names:
-        parameter, logit, kept = getattr(layer, name), gates.logits[name], gates.kept[name]
+        logit, kept = gates.logits[name], gates.kept[name]
         if gates.given is not None:
             mask = gates.given[name]
             assert mask is not None
@@ -243,7 +287,5 @@ def _run_plainly(layer: Operation, gates: ExampleGates, input: Tensor) -> Tensor
         else:
             pi = torch.sigmoid(logit)
             gate = mask + (pi - pi.detach() if gates.through else 0.0)
-        gated.append(parameter * gate if kept is None else parameter * gate * kept)
-    weight, bias = [*gated, None][:2]
-    assert weight is not None
-    return layer.operate_each(input, weight, bias)
+        drawn[name] = gate if kept is None else gate * kept
+    return layer.operate_each(input, *_gated(gates.spread(drawn), layer.weight, layer.bias))

@@ -20,6 +20,7 @@ from dropconnectpp.layers.affine import (
 from dropconnectpp.layers.base import Activation, Mask
 from dropconnectpp.layers.dropconnect import DropConnectLayer, Evaluation
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer, PosteriorArguments, PosteriorOptions
+from dropconnectpp.layers.granularity import Granularity
 
 Size = int | tuple[int, ...]
 
@@ -48,6 +49,10 @@ class DropConnectPPLinear(DropConnectPPLayer, LinearOperation):
     With "optimal" ``sharing`` may be "layer", "unit" or "input": one pi for a whole group of
     synapses. ``estimator`` is a name or an instance, see `dropconnectpp.estimators`.
     ``parameterisation`` says whether pi~ or its log-odds is optimised.
+
+    ``granularity`` says what has one gate, and one pi~: each "synapse"; all weights of an "input", of a "unit" or
+    of a "kernel" (in a convolution those from one channel to another); or each block of a shape, (outputs, inputs).
+    A unit's gate is its bias's too; otherwise each bias has its own.
 
     ``kl_weight`` multiplies this layer's KL in the loss, on top of `ELBO`'s own: below 1 a
     connection's price is lower, so that more are kept for sure (a tempered ELBO). ``logit_step`` is
@@ -82,6 +87,8 @@ class DropConnectPPLinear(DropConnectPPLayer, LinearOperation):
 class DropConnectLinear(DropConnectLayer, LinearOperation):
     """`nn.Linear` with DropConnect: each synapse kept with one fixed probability, Eq. (1), (2).
 
+    ``granularity`` is `DropConnectPPLinear`'s: "input" and "unit" are Dropout of inputs and of units, not rescaled.
+
     >>> DropConnectLinear(8, 2, keep_probability=0.3).eval()(torch.zeros(1, 8)).shape
     torch.Size([1, 2])
     """
@@ -96,6 +103,7 @@ class DropConnectLinear(DropConnectLayer, LinearOperation):
         keep_probability: float = 0.5,
         mask: Mask = "batch",
         evaluation: Evaluation = "mean",
+        granularity: Granularity = "synapse",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -103,7 +111,7 @@ class DropConnectLinear(DropConnectLayer, LinearOperation):
         self.in_features, self.out_features = in_features, out_features
         shape = torch.Size((out_features, in_features))
         self._set_up(shape, bias, activation, mask, {"device": device, "dtype": dtype})
-        self._set_up_rate(keep_probability, evaluation)
+        self._set_up_rate(keep_probability, evaluation, granularity)
 
 
 class _DropConnectPPConv(DropConnectPPLayer, ConvOperation):
@@ -151,6 +159,7 @@ class _DropConnectConv(DropConnectLayer, ConvOperation):
         keep_probability: float = 0.5,
         mask: Mask = "batch",
         evaluation: Evaluation = "mean",
+        granularity: Granularity = "synapse",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -158,7 +167,7 @@ class _DropConnectConv(DropConnectLayer, ConvOperation):
         geometry = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups)
         shape = self.adopt_geometry(*geometry, padding_mode=padding_mode)
         self._set_up(shape, bias, activation, mask, {"device": device, "dtype": dtype})
-        self._set_up_rate(keep_probability, evaluation)
+        self._set_up_rate(keep_probability, evaluation, granularity)
 
 
 class DropConnectPPConv1d(_DropConnectPPConv, Conv1dOperation):

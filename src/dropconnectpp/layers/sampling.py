@@ -233,4 +233,7 @@ def _check_masks(layers: Mapping[str, MaskedLayer], masks: Mapping[str, Tensor])
                 f"forced_masks: the masks of {prefix}weight and {prefix}bias must have one batch axis or none, "
                 f"got {tuple(checked[prefix + 'weight'].shape)} and {tuple(checked[prefix + 'bias'].shape)}."
             )
+        fault = layers[owner].mask_fault({s: checked[prefix + s] for s in layers[owner].synapse_names})
+        if fault is not None:
+            raise ArgumentError(f"forced_masks: {owner or 'the model'} with {fault}: its mask must be the same there.")
     return checked
