@@ -12,6 +12,7 @@ from torch import nn
 from dropconnectpp.compaction.selected import SELECTED
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.layers.affine import ConvOperation, Operation
+from dropconnectpp.layers.sparse import SparseLinear
 
 _CONVOLUTION = (
     "in_channels",
@@ -47,6 +48,8 @@ def _kinds() -> dict[str, Kind]:
         Kind(SELECTED[kind.module], (*kind.arguments, "total"), (*kind.sizes, "total"), kind.module, True)
         for kind in list(found)
     ]
+    sparse = ("in_features", "out_features", "count")
+    found.append(Kind(SparseLinear, sparse, sparse, nn.Linear, True))
     for norm in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
         found.append(Kind(norm, _NORM, ("num_features",), norm))
     found.append(Kind(nn.PReLU, ("num_parameters",), ("num_parameters",), nn.PReLU))
