@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dropconnectpp import estimators, functional, likelihoods
     from dropconnectpp.compaction.reduction import compact
+    from dropconnectpp.compaction.sparse import to_sparse
     from dropconnectpp.conversion import convert, plain_state_dict, to_dense
     from dropconnectpp.errors import DropConnectError
     from dropconnectpp.inference.elbo import ELBO, ELBOTerms, kl_divergence, named_kl, parameter_groups
@@ -81,10 +82,12 @@ __all__ = [
     "student_t",
     "to_dense",
     "to_onnx",
+    "to_sparse",
 ]
 
 _MODULES = {
     "compaction.reduction": ("compact",),
+    "compaction.sparse": ("to_sparse",),
     "conversion": ("convert", "plain_state_dict", "to_dense"),
     "inference.elbo": ("ELBO", "ELBOTerms", "kl_divergence", "named_kl", "parameter_groups"),
     "inference.plan": ("SparsityPlan",),

@@ -224,11 +224,15 @@ def _plain_type(module: nn.Module | None) -> type[nn.Module] | None:
     return None if kind is None else kind.base
 
 
-def _check_sizes(name: str, kind: Kind, arguments: Mapping[str, Any], here: nn.Module) -> None:
+def _check_sizes(name: str, kind: Kind, arguments: Mapping[str, Any], here: Any) -> None:
     """Sizes are whole numbers up to the plain layer's; the rest of a convolution's geometry is the same."""
-    whole = {"total": "in_features" if hasattr(here, "in_features") else "in_channels"}
+    inputs = "in_features" if hasattr(here, "in_features") else "in_channels"
     for size in kind.sizes:
-        value, most = arguments[size], getattr(here, whole.get(size, size))
+        value = arguments[size]
+        if size == "count":
+            most = here.in_features * here.out_features
+        else:
+            most = getattr(here, inputs if size == "total" else size)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
             raise ArgumentError(
                 f"rebuild: {name or 'the model'} was saved with {size}={value!r}, the model has {most}."
