@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import dropconnectpp as dcpp
-from dropconnectpp.errors import ArgumentError
+from dropconnectpp.errors import ArgumentError, ShapeError
 
 
 def model_with_known_scores(**options: Any) -> nn.Sequential:
@@ -135,9 +135,61 @@ def test_an_emptied_layer_is_a_warning() -> None:
         dcpp.prune(model_with_known_scores(), keep=0.4, score="keep_probability", scope="global")
 
 
+def test_a_pattern_keeps_the_best_two_of_four_inputs() -> None:
+    model = dcpp.convert(nn.Linear(8, 2))
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, 2, 3, 4, 8, -7, 6, 5], [0, 0, 0, 0, 1, 1, 1, -9]]))
+        model.weight_logit.zero_()
+        model.weight_logit[0, 3] = -9.0
+    pruned = dcpp.prune(model, pattern="2:4")
+    assert pruned.weight_kept[0].int().tolist() == [0, 1, 1, 0, 1, 1, 0, 0]
+    assert pruned.weight_kept.unflatten(1, (2, 4)).sum(-1).tolist() == [[2, 2], [2, 2]]
+    assert bool(pruned.weight_kept[1, 7])
+    assert pruned.bias_kept is None
+    by_size = dcpp.prune(model, pattern="2:4", score="magnitude")
+    assert by_size.weight_kept[0].int().tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_pattern_goes_along_the_channels_of_a_convolution(groups: int) -> None:
+    model = dcpp.convert(nn.Conv2d(8, 4, 3, groups=groups))
+    kept = dcpp.prune(model, pattern="2:4").weight_kept
+    assert (kept.unflatten(1, (-1, 4)).sum(2) == 2).all()
+    weight = model.weight.detach().abs().masked_fill(kept, 0.0)  # the logits are all alike
+    assert (
+        weight.unflatten(1, (-1, 4)).amax(2) <= model.weight.abs().unflatten(1, (-1, 4)).topk(2, 2).values[:, :, 1]
+    ).all()
+
+
+def test_a_pattern_never_brings_a_synapse_back() -> None:
+    model = dcpp.prune(dcpp.convert(nn.Linear(16, 8)), keep=0.1)
+    both = dcpp.prune(model, pattern="2:4")
+    assert not bool((both.weight_kept & ~model.weight_kept).any())
+    assert int(both.weight_kept.unflatten(1, (4, 4)).sum(-1).max()) <= 2
+
+
+def test_torch_takes_the_pattern_as_its_own() -> None:
+    dense = dcpp.to_dense(dcpp.prune(dcpp.convert(nn.Linear(64, 32)), pattern="2:4"))
+    assert int((dense.weight != 0).sum()) == 64 * 32 // 2
+    assert int((dense.weight.unflatten(1, (16, 4)) != 0).sum(-1).max()) == 2
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_inputs_that_four_does_not_divide_are_an_error_and_nothing_changes(inplace: bool) -> None:
+    model = dcpp.convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(6, 2)))
+    with pytest.raises(ShapeError, match=r"multiple of 4 inputs.*and 0 has 3, 3 has 6\. Leave those layers plain"):
+        dcpp.prune(model, pattern="2:4", inplace=inplace)
+    assert model[1].weight_kept is None
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"pattern": "1:4"}, "pattern must be one of '2:4'"),
+        ({"pattern": "2:4", "keep": 0.5}, r"says by itself which weights are kept, got keep=0\.5 too. Leave out keep"),
+        ({"pattern": "2:4", "threshold": 0.5}, "got threshold"),
+        ({"pattern": "2:4", "scope": "global"}, "got scope='global'"),
+        ({"pattern": "2:4", "biases": True}, "got biases=True"),
         ({}, "either keep or threshold"),
         ({"keep": 0.5, "threshold": 0.5}, "either keep or threshold"),
         ({"keep": 1.5}, r"keep must lie in \(0, 1\], got 1.5. To keep every synapse use keep=1.0"),
