@@ -41,7 +41,7 @@ def prune(
     ``pattern="2:4"`` keeps the best 2 of every 4 weights that follow each other along the inputs, which is what the
     sparse products of NVIDIA's cards from Ampere on need. It makes a model smaller, and mostly slower: PyTorch's own
     tutorial has 0.40 to 0.95 times the dense speed for BERT (pytorch/tutorials#3236), and one row times 4096 x 4096 has
-    0.11 (pytorch/pytorch#111339). It pays with thousands of rows: 1.24 and 1.27 times for ViT-L's with 13,008 (torchao).
+    0.11 (pytorch/pytorch#111339). It pays with thousands of rows: 1.24 and 1.27 times for ViT-L with 13,008 (torchao).
 
     Raises:
         ArgumentError: Options contradict each other, or the model has no layer that can be ranked so.
