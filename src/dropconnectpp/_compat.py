@@ -88,6 +88,14 @@ def compiled_from(module: torch.nn.Module) -> torch.nn.Module | None:
     return inner if type(module).__name__ == "OptimizedModule" else None
 
 
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether calls of a module run compiled code, by `torch.compile` or `Module.compile`; no public call says so."""
+    impl = getattr(module, "_compiled_call_impl", None)
+    return (
+        compiled_from(module) is not None or impl is not None or hasattr(module.forward, "_torchdynamo_orig_callable")
+    )
+
+
 # --------------------------------------------------------------------------------------- CUDA kernels
 
 

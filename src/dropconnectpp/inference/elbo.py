@@ -19,6 +19,7 @@ from dropconnectpp.inference import optimisers
 from dropconnectpp.inference.batchnorm import frozen_statistics
 from dropconnectpp.inference.buffers import Weight, WideBuffers
 from dropconnectpp.inference.score_gradient import RewardedPasses, initial_moments, score_layer
+from dropconnectpp.inference.watching import Watch
 from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
 from dropconnectpp.layers.passes import MEAN, Gates, replay_in_backward, running
@@ -122,6 +123,7 @@ class ELBO(nn.Module):
         self.generator = generator
         self.check_finite = check_finite
         self._step: _Step | None = None
+        self._watch = Watch()
         self._seen: list[tuple[DropConnectPPLayer, Estimator]] = []  # to notice what has changed since the last step
         self.moments = WideBuffers()
         self._prepare(masked_layers(model))
@@ -192,7 +194,7 @@ class ELBO(nn.Module):
 
         handle = self.model.register_forward_hook(remember, with_kwargs=True)
         try:
-            with running(step.first, users=True):
+            with running(self._watch.of(step.first, self.model), users=True):
                 yield
         finally:
             handle.remove()
@@ -248,7 +250,8 @@ class ELBO(nn.Module):
             for arm, assignment in enumerate(sample.arms):
                 output = done
                 if done is None or rows:
-                    with running(assignment), frozen_statistics(self.model if arm else None):
+                    watched = self._watch.of(assignment, self.model)
+                    with running(watched), frozen_statistics(self.model if arm else None):
                         output = self.model(*inputs, **options)
                 replay_in_backward(output, assignment)
                 first = output if first is None else first
@@ -309,6 +312,7 @@ class ELBO(nn.Module):
         total = sum(kl[1:], kl[0]) if kl else torch.zeros_like(log_likelihood)
         if self.check_finite:
             self._require_finite(loss, inputs, output)
+        self._watch.step(step.layers)
         if self.training and self.model.training and torch.is_grad_enabled():
             for key, value in fresh.items():
                 self.moments.get_buffer(key).copy_(value)

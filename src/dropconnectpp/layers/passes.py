@@ -85,6 +85,21 @@ class Assignment(Protocol):
         """The layer's gates; None if the pass has none for it."""
 
 
+class Watched:
+    """An assignment that notes which layers ask it for their gates; not what compiled code asks."""
+
+    def __init__(self, gates: Mapping[nn.Module, Gates]) -> None:
+        self.gates = gates
+        self.asked: set[nn.Module] = set()
+
+    def get(self, layer: nn.Module, /) -> Gates | None:
+        """The layer's gates; None if there are none for it."""
+        found = self.gates.get(layer)
+        if found is not None and not torch.compiler.is_compiling():
+            self.asked.add(layer)
+        return found
+
+
 MEAN = MeanGates()
 
 # ------------------------------------------------------------------------------------------- the context

@@ -1,29 +1,23 @@
-"""Into DropConnect++ and out again: `convert` a model's layers, `to_dense` for an ordinary model."""
+"""`convert`: a model's layers become DropConnect++ layers."""
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
+from dropconnectpp.conversion.agreement import disagreement
+from dropconnectpp.conversion.swapping import copied, swap
 from dropconnectpp.errors import ArgumentError, ConversionError, check_choice
 from dropconnectpp.layers import public as kinds
 from dropconnectpp.layers.affine import construction_arguments
-from dropconnectpp.layers.base import MaskedLayer, masked_layers
-from dropconnectpp.layers.dropconnect import DropConnectLayer
+from dropconnectpp.layers.base import MaskedLayer
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
-from dropconnectpp.layers.seeds import fresh_draws
-from dropconnectpp.layers.sparse import SparseLinear
-from dropconnectpp.ops.drawn import Draw
 from dropconnectpp.presets import preset_options
 
-ModelT = TypeVar("ModelT", bound=nn.Module)
 Pattern = str | type[nn.Module]
 
 CONVERTED: dict[str, dict[type[nn.Module], type[Any]]] = {
@@ -50,6 +44,7 @@ def convert(
     *,
     kind: str = "dropconnect++",
     preset: str | None = None,
+    example_input: Any = None,
     inplace: bool = False,
     **options: Any,
 ) -> nn.Module:
@@ -64,7 +59,10 @@ def convert(
 
     A layer whose owner reads its `weight` instead of calling it, such as the output projection of
     nn.MultiheadAttention, would silently ignore its masks: it is left plain with a warning, and
-    refused if named. nn.TransformerEncoderLayer's fast path does so too and is switched off.
+    refused if named. nn.TransformerEncoderLayer's fast path does so too and is switched off. For owners that nobody
+    knows in advance give ``example_input``, what the model is called with (a tensor, a tuple of arguments or a
+    dictionary of keywords): one pass under random masks is compared with `to_dense`, and layers whose gates it did not
+    ask for, or whose weights were read as they are, are an error that names them.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     >>> convert(model, include=["0"])[0]
@@ -75,7 +73,7 @@ def convert(
         if kind != "dropconnect++":
             raise ArgumentError(f"preset={preset!r} needs kind='dropconnect++', got {kind!r}, which learns no rate.")
         options = preset_options(preset) | options
-    model = model if inplace else copy.deepcopy(model)
+    model = model if inplace else copied(model)
     wanted, unwanted = _patterns(include), _patterns(exclude) or []
     owners = {id(child): (owner, name) for name, owner in model.named_modules() for child in owner.children()}
     replacements: dict[nn.Module, MaskedLayer] = {}
@@ -104,7 +102,13 @@ def convert(
             UserWarning,
             stacklevel=2,
         )
-    return swap(model, dict(replacements))
+    converted = swap(model, dict(replacements))
+    if example_input is not None:
+        fault = disagreement(converted, example_input)
+        if fault is not None:
+            swap(converted, {layer: plain for plain, layer in replacements.items()})
+            raise ConversionError(f"convert: {fault}")
+    return converted
 
 
 def _patterns(given: Pattern | Sequence[Pattern] | None) -> list[Pattern] | None:
@@ -185,142 +189,3 @@ def _converted(
     for hooks in _HOOKS:
         setattr(layer, hooks, getattr(module, hooks))
     return layer.train(module.training)
-
-
-def swap(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> nn.Module:
-    """Put each new module wherever its old one stands, and set the transformers' fast paths right."""
-    if model in replacements:
-        return replacements[model]
-    for owner in list(model.modules()):
-        for name, child in list(owner._modules.items()):
-            if child is not None and child in replacements:
-                owner._modules[name] = replacements[child]
-    for owner in model.modules():
-        _set_fast_path(owner)
-    return model
-
-
-UNREADABLE: tuple[type[nn.Module], ...] = (MaskedLayer, SparseLinear)
-"""Layers whose `weight` is not what they multiply with."""
-_FAST_PATHS: dict[type[nn.Module], str] = {
-    nn.TransformerEncoderLayer: "activation_relu_or_gelu",
-    nn.TransformerEncoder: "use_nested_tensor",
-}
-
-
-def _set_fast_path(owner: nn.Module) -> None:
-    """Off while a layer is inside whose weights it must not read: W is not pi~ W, and sparse rows are no matrix."""
-    for kind, switch in _FAST_PATHS.items():
-        if not isinstance(owner, kind):
-            continue
-        memory = f"_{switch}_before_masking"
-        masked = any(isinstance(module, UNREADABLE) for module in owner.modules())
-        if masked and not hasattr(owner, memory):
-            setattr(owner, memory, getattr(owner, switch))
-            setattr(owner, switch, 0)
-        elif not masked and hasattr(owner, memory):
-            setattr(owner, switch, getattr(owner, memory))
-            delattr(owner, memory)
-
-
-# ------------------------------------------------------------------------------------- and back
-
-
-@torch.no_grad()
-def to_dense(
-    model: nn.Module, mode: str = "mean", *, generator: torch.Generator | None = None, inplace: bool = False
-) -> nn.Module:
-    """An ordinary model of plain `nn` layers, for deployment: as fast as any.
-
-    ``mode`` says what becomes of the gates: "mean" folds pi~ W, Eq. (19); "map" keeps the synapses
-    with pi~ >= 1/2 as they are and drops the others; "sample" folds one draw of the masks. Pruned
-    synapses become zeros. A layer with an activation becomes nn.Sequential(layer, activation); what `to_sparse`
-    made becomes an ordinary layer again.
-
-    >>> to_dense(torch.nn.Sequential(dropconnectpp.DropConnectPPLinear(8, 2)))
-    Sequential(
-      (0): Linear(in_features=8, out_features=2, bias=True)
-    )
-    """
-    check_choice("mode", mode, ("mean", "map", "sample"))
-    model = model if inplace else copy.deepcopy(model)
-    draw: Draw | None = None
-    streams: dict[Any, int] = {}
-    folded: dict[Any, nn.Parameter] = {}
-    replacements: dict[nn.Module, nn.Module] = {}
-    for name, layer in masked_layers(model).items():
-        if mode == "mean" and isinstance(layer, DropConnectLayer) and layer.evaluation == "gaussian":
-            raise ConversionError(
-                f"to_dense: {name or 'the model'} evaluates by Gaussian moment matching, which no plain layer does. "
-                "Set its evaluation to 'mean' first, or keep the layer."
-            )
-        plain = nn.utils.skip_init(layer.plain_type, **layer.arguments(), device=layer.weight.device)
-        for parameter in layer.synapse_names:
-            key = (layer.tie(parameter), id(getattr(layer, parameter)))
-            if key not in folded:
-                if draw is None and mode == "sample":
-                    draw = fresh_draws(1, layer.weight.device, generator)[0]
-                stream = streams.setdefault(layer.tie(parameter), len(streams))
-                folded[key] = nn.Parameter(
-                    _fold(layer, parameter, mode, draw, stream), requires_grad=getattr(layer, parameter).requires_grad
-                )
-            plain.register_parameter(parameter, folded[key])
-        plain.train(layer.training)
-        activation = as_module(layer.activation)
-        replacements[layer] = plain if activation is None else nn.Sequential(plain, activation).train(layer.training)
-    replacements |= {layer: layer.dense() for layer in model.modules() if isinstance(layer, SparseLinear)}
-    return swap(model, replacements)
-
-
-def _fold(layer: MaskedLayer, name: str, mode: str, draw: Draw | None, stream: int) -> Tensor:
-    value: Tensor = getattr(layer, name).detach()
-    # + 0.0 makes zeros of -0.0, which a negative weight that is off would be: one value packs better than two.
-    if mode == "mean":
-        return (layer.keep_probability(name) * value).to(value.dtype) + 0.0
-    if mode == "map":
-        return value * (layer.keep_probability(name) >= 0.5) + 0.0
-    assert draw is not None
-    return value * layer.mask_of(name, draw, stream) + 0.0
-
-
-_ACTIVATION_MODULES: dict[Any, type[nn.Module]] = {
-    F.relu: nn.ReLU,
-    torch.relu: nn.ReLU,
-    torch.tanh: nn.Tanh,
-    F.tanh: nn.Tanh,
-    torch.sigmoid: nn.Sigmoid,
-    F.sigmoid: nn.Sigmoid,
-    F.gelu: nn.GELU,
-    F.silu: nn.SiLU,
-    F.elu: nn.ELU,
-}
-
-
-def as_module(activation: Any, missing_ok: bool = False) -> nn.Module | None:
-    """An activation as an `nn` module: a module itself, or the one that stands for a known function."""
-    if activation is None or isinstance(activation, nn.Module):
-        return activation
-    if activation in _ACTIVATION_MODULES:
-        return _ACTIVATION_MODULES[activation]()
-    if missing_ok:
-        return None
-    raise ConversionError(
-        f"to_dense: no nn module is known for the activation {activation!r}. "
-        "Give the layer a module, such as nn.ReLU()."
-    )
-
-
-def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state of the plain model underneath: weights W as they are, without posterior and pruning.
-
-    It loads with strict=True into the model that was converted.
-    """
-    ours = {
-        f"{name}.{key}" if name else key for name, layer in masked_layers(model).items() for key in _own_keys(layer)
-    }
-    return {key: value for key, value in model.state_dict().items() if key not in ours}
-
-
-def _own_keys(layer: MaskedLayer) -> list[str]:
-    posterior = layer.posterior_names if isinstance(layer, DropConnectPPLayer) else []
-    return [*posterior, "weight_kept", "bias_kept"]

@@ -1,0 +1,7 @@
+"""A plain model's layers become ours, and back."""
+
+from dropconnectpp.conversion.converting import CONVERTED, convert, replacement_of
+from dropconnectpp.conversion.dense import as_module, plain_state_dict, to_dense
+from dropconnectpp.conversion.swapping import swap
+
+__all__ = ["CONVERTED", "as_module", "convert", "plain_state_dict", "replacement_of", "swap", "to_dense"]
