@@ -372,6 +372,12 @@ logit_steps = [1, 10]
         ("repeats = 2.0", "repeats must be a whole number, got 2.0."),
         ("repeats = true", "repeats must be a whole number, got True."),
         ("repeats = 'many'", "repeats must be a whole number, got 'many'."),
+        ("a = " + "[" * 5000 + "]" * 5000, "cannot be read (its lists and tables are too deep)."),
+        ("repeats = " + "9" * 5000, "cannot be read (Exceeds the limit"),
+        (
+            "[protocol.training]\nstep_size = " + "9" * 400,
+            "protocol.training.step_size must be smaller than 1e300, got 9",
+        ),
     ],
 )
 def test_a_mistake_in_a_file_is_told_with_the_files_name(tmp_path, text, message):
@@ -389,6 +395,16 @@ def test_a_file_that_is_not_there_is_told_with_what_else_there_is(tmp_path):
         f"{path}: there is no such file. The paper's experiments are table1, table2, table3, figure1; another is "
         "sparsity."
     )
+
+
+def test_a_value_that_fills_pages_is_shortened_in_the_message(tmp_path):
+    path = write(tmp_path, f"[protocol]\ndata = ['{'x' * 10_000}']")
+    with pytest.raises(ProtocolError) as error:
+        from_file(path)
+    assert str(error.value).startswith(f"{path}: protocol.data must be of type str, got ['xxx")
+    assert str(error.value).endswith("xxx'].")
+    assert " [...] " in str(error.value)
+    assert len(str(error.value)) < 1200
 
 
 def test_what_is_no_text_file_cannot_be_read(tmp_path):

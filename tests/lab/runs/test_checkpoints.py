@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import random
+import re
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from dropconnectpp.lab.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints, DamagedCheckpointError
+from dropconnectpp.lab.runs.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    Checkpoints,
+    DamagedCheckpointError,
+    require_alike,
+)
 
 KEYS = (("0123456789abcdef", 0), ("0123456789abcdef", 1))
 
@@ -153,3 +163,65 @@ def test_a_file_that_must_not_be_read_is_left_where_it_is(
     with pytest.raises(CheckpointError, match=r"cannot be read \(Permission denied\)\. Check its permissions"):
         checkpoints.restore(KEYS)
     assert names(tmp_path) == ["json", "pt", "pt.before"]
+
+
+def test_a_list_without_its_checkpoint_is_removed_after_an_hour(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    (orphan := tmp_path / f"{'0' * 24}.json").write_text("[]")
+    list(checkpoints.all())
+    assert orphan.exists()  # a process may be about to write its checkpoint
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
+    assert [keys for _, keys in checkpoints.all()] == [KEYS]
+    assert names(tmp_path) == ["json", "pt", "pt.before"]
+
+
+def seal(path: Path, content: dict[str, Any]) -> None:
+    torch.save(content, path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_bytes(path.read_bytes() + b"\ndropconnectpp sha256 %s\n" % digest.encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("losses", [[1.0]], "its content is not what a run writes"),
+        ("losses", {"0": 1.0}, "its content is not what a run writes"),
+        ("curves", [[], [{"epoch": "two"}]], "its content is not what a run writes"),
+        ("curves", [[], [{"epoch": 1, 2: 3.0}]], "its content is not what a run writes"),
+        ("seconds", -1.0, "its content is not what a run writes"),
+        ("content", None, "its content is not what a run writes"),
+        ("state", [], "its content is not what a run writes"),
+        ("format", torch.zeros(2), "its format is no number"),
+        ("format", 3, "its format is 3"),
+        ("more", 1, "it cannot be read (TypeError)"),
+    ],
+)
+def test_content_that_no_run_writes_is_refused_with_the_right_digest_too(
+    checkpoints: Checkpoints, name: str, value: object, why: str
+) -> None:
+    path = checkpoints.path(KEYS)
+    content = {"format": 2, **vars(made(2))}
+    seal(path, content)
+    assert epoch_of(checkpoints.read(path)) == 2
+    seal(path, content | {name: value})
+    with pytest.raises(DamagedCheckpointError) as raised:
+        checkpoints.read(path)
+    assert str(raised.value) == why
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"epoch": 1.0, "parts": [torch.zeros(2)]}, "state.epoch is of type float, not int"),
+        ({"epoch": 1, "parts": [torch.zeros(3)]}, "state.parts[0] is torch.float32 of (3,)"),
+        ({"epoch": 1, "parts": [torch.zeros(2).double()]}, "state.parts[0] is torch.float64 of (2,)"),
+        ({"epoch": 1, "parts": []}, "state.parts has 0 parts, not 1"),
+        ({"epoch": 1}, "state differs in parts"),
+        ({"epoch": 1, "parts": [torch.zeros(2)], "x": 0}, "state differs in x"),
+    ],
+)
+def test_a_state_of_another_stack_is_named(found: dict[str, Any], said: str) -> None:
+    expected = {"epoch": 0, "parts": [torch.ones(2)], "batch": 1, "loss_sum": 0}
+    require_alike({"epoch": 7, "parts": [torch.zeros(2)]}, expected)  # as version 0.1 wrote it
+    with pytest.raises(ValueError, match="^" + re.escape(said) + "$"):
+        require_alike(found, expected)

@@ -27,6 +27,8 @@ from dropconnectpp.lab.config.sparsity import NAMES as SPARSE_METHODS
 
 ExperimentName = Literal["table1", "table2", "table3", "figure1"]
 NAMES: tuple[str, ...] = get_args(ExperimentName)
+BRIEF = 500
+"""Letters of an error that are shown from its beginning, and from its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,12 +149,20 @@ def from_file(path: Path) -> Experiment:
         raise ProtocolError(
             f"{path}: there is no such file. The paper's experiments are {', '.join(NAMES)}; another is sparsity."
         ) from error
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"{path}: cannot be read ({error}).") from error
+    except RecursionError as error:
+        raise ProtocolError(f"{path}: cannot be read (its lists and tables are too deep).") from error
+    except (OSError, ValueError) as error:  # TOML's errors, and Python's for numbers of thousands of digits
+        raise ProtocolError(f"{path}: cannot be read ({_brief(error)}).") from error
     try:
         return _from_content(content)
     except ProtocolError as error:
-        raise ProtocolError(f"{path}: {error}") from None
+        raise ProtocolError(f"{path}: {_brief(error)}") from None
+
+
+def _brief(error: Exception) -> str:
+    """An error's text, without the middle of a value that fills pages."""
+    text = str(error)
+    return text if len(text) <= 2 * BRIEF else f"{text[:BRIEF]} [...] {text[-BRIEF:]}"
 
 
 def _from_content(content: dict[str, Any]) -> Experiment:
@@ -244,8 +254,11 @@ def _one_by_one(table: dict[str, Any], where: str = "methods.") -> list[dict[str
     return [dict(zip(table, combination, strict=True)) for combination in itertools.product(*values)]
 
 
-def demo(repeats: int = 4, epochs: int = 6) -> Experiment:
-    """A small Table 1, on the embedded images: a narrow network, few epochs, few repeats."""
+def demo(repeats: int = 4, epochs: int = 5) -> Experiment:
+    """A small Table 1, on the embedded images: a narrow network, few epochs, few repeats, and a posterior that learns.
+
+    The paper's posterior stays near a half in so few steps; straight-through's is shown beside it.
+    """
     architecture = Architecture(maps=(8, 8, 16), hidden=32)
     evaluation = Evaluation(
         every=2, curve_samples=10, samples=(1, 10, 30), shares=(1.0, 0.5, 0.25, 0.1), predictive_samples=10
@@ -255,6 +268,7 @@ def demo(repeats: int = 4, epochs: int = 6) -> Experiment:
         Method(kind="dropout", rate=0.5),
         Method(kind="dropconnect", rate=0.5),
         Method(kind="dropconnect++"),
+        Method(kind="dropconnect++", estimator="straight-through"),
     ]
     base = Protocol(data="fashion-mini", architecture=architecture, evaluation=evaluation)
     training = replace(base.training, step_size=0.01, batch_size=64, epochs=epochs)

@@ -96,6 +96,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         return value
     if hint is float and type(value) is int:
+        require(abs(value) < 10**300, f"{where} must be smaller than 1e300, got {value!r}.")
         return float(value)
     require(type(value) is hint, f"{where} must be of type {hint.__name__}, got {value!r}.")
     return value

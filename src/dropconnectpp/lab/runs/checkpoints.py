@@ -6,7 +6,9 @@ A file is what torch saves, and after it one line with the sha256 of all before:
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import math
 import os
 import re
 import time
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import Tensor
 
 from dropconnectpp.errors import DropConnectError
 from dropconnectpp.lab.machine.whole_files import write_whole
@@ -27,6 +30,8 @@ FORMAT = 2
 """Stands in each file. Those of format 1 say nothing, and have no digest."""
 SEAL = re.compile(rb"\ndropconnectpp sha256 ([0-9a-f]{64})\n")
 SEAL_LENGTH = 87
+LATE = frozenset({"batch", "loss_sum"})
+"""Parts of a state that version 0.1 did not write."""
 ABANDONED_S = 3600.0
 """A file that was being written that long ago belongs to a process that was killed."""
 
@@ -101,10 +106,14 @@ class Checkpoints:
             raise
         except Exception as error:  # torch raises many kinds of error for a damaged file
             raise DamagedCheckpointError(f"it cannot be read ({type(error).__name__})") from error
+        if type(version) is not int:
+            raise DamagedCheckpointError("its format is no number")
         if version != (FORMAT if sealed else 1):
             raise DamagedCheckpointError("its digest is missing" if version == FORMAT else f"its format is {version!r}")
         if self.path(keys).stem != path.name.partition(".")[0]:
             raise DamagedCheckpointError("it holds other replicas than its name stands for")
+        if not _is_content(checkpoint):
+            raise DamagedCheckpointError("its content is not what a run writes")
         return checkpoint
 
     def restore(self, keys: Sequence[tuple[str, int]]) -> Checkpoint | None:
@@ -134,10 +143,11 @@ class Checkpoints:
             keys = self._keys(path)
             if keys is not None:
                 yield path, keys
-        for new in self.folder.glob("*.new"):
+        alone = {path for path in self.folder.glob("*.json") if path.with_suffix(".pt") not in found}
+        for left in (*self.folder.glob("*.new"), *alone):
             with suppress(OSError):
-                if time.time() - new.stat().st_mtime > ABANDONED_S:
-                    new.unlink()
+                if time.time() - left.stat().st_mtime > ABANDONED_S:
+                    left.unlink()
 
     def forget(self, keys: Sequence[tuple[str, int]]) -> None:
         """Remove a stack's checkpoints."""
@@ -194,6 +204,54 @@ class _Digested:
 
     def flush(self) -> None:
         self._file.flush()
+
+
+def require_alike(found: object, expected: object, where: str = "state") -> None:
+    """Raise unless a state has the names, types and shapes of another; what older versions did not write may lack.
+
+    Raises:
+        ValueError: it differs; the message says where.
+    """
+    if type(found) is not type(expected):
+        raise ValueError(f"{where} is of type {type(found).__name__}, not {type(expected).__name__}")
+    if isinstance(found, Tensor) and isinstance(expected, Tensor):
+        if found.shape != expected.shape or found.dtype != expected.dtype:
+            raise ValueError(f"{where} is {found.dtype} of {tuple(found.shape)}")
+    elif isinstance(found, dict) and isinstance(expected, dict):
+        if other := (expected.keys() - LATE - found.keys()) | (found.keys() - expected.keys()):
+            raise ValueError(f"{where} differs in {next(iter(other))!s:.60}")
+        for name, value in found.items():
+            require_alike(value, expected[name], f"{where}.{name}")
+    elif isinstance(found, list | tuple) and isinstance(expected, list | tuple):
+        if len(found) != len(expected):
+            raise ValueError(f"{where} has {len(found)} parts, not {len(expected)}")
+        for i, (one, other_one) in enumerate(zip(found, expected, strict=True)):
+            require_alike(one, other_one, f"{where}[{i}]")
+
+
+def _is_content(checkpoint: Checkpoint) -> bool:
+    """Whether all but the state, which only the stack can judge, is what a run writes."""
+    count, seconds = len(checkpoint.keys), (checkpoint.seconds, checkpoint.epoch_s, checkpoint.evaluation_s)
+    return (
+        all(type(one) is float and 0.0 <= one < math.inf for one in seconds)
+        and type(checkpoint.content) is str
+        and type(checkpoint.state) is dict
+        and _all_of(list, checkpoint.losses, count)
+        and all(_all_of(float, losses) for losses in checkpoint.losses)
+        and _all_of(list, checkpoint.curves, count)
+        and all(_all_of(dict, points) for points in checkpoint.curves)
+        and all(map(_is_point, itertools.chain.from_iterable(checkpoint.curves)))
+    )
+
+
+def _all_of(kind: type, values: object, count: int | None = None) -> bool:
+    same = isinstance(values, list) and all(type(one) is kind for one in values)
+    return same and (count is None or len(values) == count)  # type: ignore[arg-type]
+
+
+def _is_point(point: dict[Any, Any]) -> bool:
+    numbers = all(type(name) is str and type(value) in (int, float) for name, value in point.items())
+    return numbers and type(point.get("epoch")) is int
 
 
 def _save(checkpoint: Checkpoint, file: IO[bytes]) -> None:

@@ -19,7 +19,7 @@ from dropconnectpp.lab.replicas import evaluation, layered_evaluation
 from dropconnectpp.lab.replicas.layered_stack import LayeredStack
 from dropconnectpp.lab.replicas.network import Unit
 from dropconnectpp.lab.replicas.stack import Stack
-from dropconnectpp.lab.runs.checkpoints import Checkpoint, Checkpoints
+from dropconnectpp.lab.runs.checkpoints import Checkpoint, Checkpoints, require_alike
 from dropconnectpp.lab.runs.database import StoreError
 from dropconnectpp.lab.runs.interruption import Interruption
 from dropconnectpp.lab.runs.owner import Owner
@@ -82,10 +82,19 @@ class Session:
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from where another session stopped."""
+        require_alike(checkpoint.state, self.stack.state())
+        self._require_possible(checkpoint)
         self.stack.load_state(checkpoint.state)
         self.history = History(
             checkpoint.losses, checkpoint.curves, checkpoint.seconds, checkpoint.epoch_s, checkpoint.evaluation_s
         )
+
+    def _require_possible(self, checkpoint: Checkpoint) -> None:
+        epoch, batch = checkpoint.state["epoch"], checkpoint.state.get("batch", 0)
+        if not 0 <= epoch <= self.protocol.training.epochs or batch < 0:
+            raise ValueError(f"it is after epoch {epoch} and batch {batch}")
+        if any(len(losses) != epoch for losses in checkpoint.losses):
+            raise ValueError("it has losses of another number of epochs")
 
     def _after_batch(self, share: float) -> None:
         self.display.within(self.stack.epoch + share)
