@@ -4,7 +4,8 @@
     python tools/record.py unpack records/cifar10/results.jsonl.xz results.sqlite
 
 The file is JSON Lines, compressed by xz: `xz -dc results.jsonl.xz | head -3 | cut -c -300` shows what it holds. The
-first line names the format. Each further line is a protocol, a note or a run, with the columns of the store. Results of
+first line names the format. Each further line is a protocol, a note or a run, with the columns of the store, its digest
+(the seal) among them where it has one. Results of
 single precision, which the first line lists, have as few digits as that needs; `unpack` gives all digits back.
 
 `pack` unpacks what it wrote and compares it with the store, value by value: it leaves no file that says anything else.
@@ -28,7 +29,7 @@ import numpy as np
 
 from dropconnectpp.errors import DropConnectError
 from dropconnectpp.lab.config.json_values import canonical, decode
-from dropconnectpp.lab.runs.store import Key, Row, Store, StoredProtocol
+from dropconnectpp.lab.runs.store import Key, Row, Store, StoredProtocol, listed
 
 PACKED = ".jsonl.xz"
 FORMAT = "dropconnectpp record 1"
@@ -41,6 +42,8 @@ COLUMNS = {
     ),
 }
 """By table of the store, in the order of a record's lines. `owner` is left out: a finished run has none."""
+SEAL = "seal"
+"""The column of digests; where a store of version 0.1 or a part that was left out has none, a line has none either."""
 JSON = ("settings", "value", "versions", "provenance", "results")
 """Columns that hold JSON: they become part of the line's own."""
 
@@ -65,7 +68,9 @@ def read(path: Path) -> Record:
     lines: dict[str, list[dict[str, Any]]] = {table: [] for table in COLUMNS}
     for table, columns in unpacked(path):
         lines[table].append({name: decode(value) if name in JSON else value for name, value in columns.items()})
-    protocols = {one["digest"]: StoredProtocol(**one) for one in lines["protocol"]}
+    protocols = {
+        one["digest"]: StoredProtocol(one["digest"], one["label"], one["settings"]) for one in lines["protocol"]
+    }
     return Record(
         rows=[_row(run, protocols) for run in lines["run"]],
         notes={(note["digest"], note["name"]): note["value"] for note in lines["note"]},
@@ -90,6 +95,7 @@ def _row(run: Mapping[str, Any], protocols: Mapping[str, StoredProtocol]) -> Row
         versions=run["versions"] or {},
         provenance=run["provenance"] or {},
         results=run["results"] or {},
+        verified=SEAL in run,
     )
 
 
@@ -98,6 +104,9 @@ def pack(store: Path, file: Path, leave_out: Sequence[str] = ()) -> None:
 
     Results that are named in ``leave_out``, such as the loss of each epoch, are not kept; the first line names them.
     """
+    with Store.open(store, read_only=True) as opened:
+        if damaged := opened.content().damaged:
+            raise SystemExit(f"{store}: {listed(damaged)}. A record has sound ones alone.")
     lines = list(_without(stored(store), leave_out))
     single = sorted(_single_precision(columns["results"] for table, columns in lines if table == "run"))
     left_out = {"left out": sorted(leave_out)} if leave_out else {}
@@ -124,6 +133,7 @@ def _without(lines: Iterator[Line], names: Sequence[str]) -> Iterator[Line]:
     for table, columns in lines:
         if table == "run" and names and columns["results"] is not None:
             columns["results"] = {name: one for name, one in columns["results"].items() if name not in names}
+            columns.pop(SEAL, None)  # it is that of all results
         yield table, columns
 
 
@@ -144,7 +154,9 @@ def stored(store: Path) -> Iterator[Line]:
     """The lines of a store: protocols by digest, notes by digest and name, runs by digest and replica."""
     for table, values in _values(store).items():
         for one in values:
-            columns = dict(zip(COLUMNS[table], one, strict=True))
+            columns = dict(zip((*COLUMNS[table], SEAL), one, strict=True))
+            if columns[SEAL] is None:
+                del columns[SEAL]
             yield (
                 table,
                 {
@@ -170,13 +182,13 @@ def unpacked(file: Path) -> Iterator[Line]:
 def _values(store: Path) -> dict[str, list[tuple[Any, ...]]]:
     """What a store holds, as it is written there."""
     with Store.open(store, read_only=True) as opened:
-        opened.protocols()  # an error names a file that is no store
+        seal = opened.seal_column  # an error names a file that is no store
     with closing(sqlite3.connect(store)) as connection:
         (working,) = connection.execute("SELECT count(*) FROM run WHERE status = 'running'").fetchone()
         if working:
             raise SystemExit(f"{store}: {working} runs are not finished. A record has finished runs alone.")
         return {
-            table: connection.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY 1, 2").fetchall()
+            table: connection.execute(f"SELECT {', '.join((*columns, seal))} FROM {table} ORDER BY 1, 2").fetchall()
             for table, columns in COLUMNS.items()
         }
 

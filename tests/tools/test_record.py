@@ -115,6 +115,21 @@ def test_what_cannot_be_packed_or_unpacked_says_so(record: Any, store: Path, tmp
     assert "there is no store to read" in missing.stderr
 
 
+def test_a_damaged_store_is_not_packed_and_one_without_digests_is(store: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(store, isolation_level=None)) as connection:
+        connection.execute("UPDATE run SET results = '{}' WHERE replica = 0")
+    found = call("tools/record.py", "pack", str(store), str(tmp_path / "damaged.jsonl.xz"))
+    assert found.returncode == 1
+    assert "1 record is damaged: replica 0 of" in found.stderr
+    assert not (tmp_path / "damaged.jsonl.xz").exists()
+    old, file = ROOT / "tests/lab/runs/golden/finished-0.1.0.sqlite", tmp_path / "old.jsonl.xz"
+    assert call("tools/record.py", "pack", str(old), str(file)).returncode == 0
+    assert call("tools/record.py", "unpack", str(file), str(tmp_path / "again.sqlite")).returncode == 0
+    with Store.open(tmp_path / "again.sqlite", read_only=True) as opened:
+        content = opened.content()
+    assert (len(content.finished), content.unverified, content.damaged) == (6, 6, [])
+
+
 def test_no_file_is_left_that_says_anything_else(
     record: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

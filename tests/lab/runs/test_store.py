@@ -34,7 +34,7 @@ from dropconnectpp.lab.runs import owner as owner_module
 from dropconnectpp.lab.runs.database import APPLICATION_ID, StoreError
 from dropconnectpp.lab.runs.flat_rows import to_table, write_csv, write_json
 from dropconnectpp.lab.runs.owner import Owner
-from dropconnectpp.lab.runs.store import ClaimLostError, FinishedError, Key, Merged, Store
+from dropconnectpp.lab.runs.store import ClaimLostError, DamagedError, FinishedError, Key, Merged, Store
 
 PROTOCOL = paper("cifar10", "dropconnect++")
 OTHER = paper("svhn", "dropout")
@@ -406,7 +406,7 @@ def test_processes_may_make_one_store_together(path: Path) -> None:
     for maker in makers:
         maker.communicate()
     assert [maker.returncode for maker in makers] == [0] * len(makers)
-    assert raw(path, "PRAGMA user_version") == [(1,)]
+    assert raw(path, "PRAGMA user_version") == [(len(database.MIGRATIONS),)]
 
 
 HOLDER = """
@@ -478,7 +478,7 @@ store._connection.execute("PRAGMA cache_size = 1")
 with store._writing() as connection:
     connection.execute("UPDATE note SET value = '\\"' || hex(zeroblob(200000)) || '\\"'")
     connection.execute("DELETE FROM run")
-    connection.execute("INSERT INTO note SELECT digest, 'more', value FROM note")
+    connection.execute("INSERT INTO note SELECT digest, 'more', value, seal FROM note")
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -538,20 +538,22 @@ def test_an_sqlite_file_of_another_program_is_left_alone(path: Path, sql: str) -
 
 def test_a_newer_version_is_left_alone(store: Store, path: Path) -> None:
     assert raw(path, "PRAGMA application_id") == [(APPLICATION_ID,)]
-    raw(path, "PRAGMA user_version = 2")
+    raw(path, "PRAGMA user_version = 3")
     for read_only in (True, False):
-        with pytest.raises(StoreError, match=r"its version is 2, this program knows up to 1. Update dropconnectpp"):
+        with pytest.raises(StoreError, match=r"its version is 3, this program knows up to 2. Update dropconnectpp"):
             Store.open(path, read_only=read_only)
 
 
 def test_an_older_version_is_migrated_by_a_writer(store: Store, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished(store, 0)
     monkeypatch.setattr(database, "MIGRATIONS", (*database.MIGRATIONS, "CREATE TABLE extra (x)"))
-    with pytest.raises(StoreError, match=r"it is empty or of an older version. Open it once for writing"):
-        Store.open(path, read_only=True)
+    before = path.read_bytes()
+    with Store.open(path, read_only=True) as reader:
+        assert [row.key for row in reader.rows()] == keys(0)
+    assert path.read_bytes() == before
     with Store.open(path) as newer:
         assert [row.key for row in newer.rows()] == keys(0)
-    assert raw(path, "PRAGMA user_version") == [(2,)]
+    assert raw(path, "PRAGMA user_version") == [(3,)]
     assert raw(path, "SELECT * FROM extra") == []
 
 
@@ -656,7 +658,9 @@ def test_a_damaged_file_is_told(store: Store, path: Path) -> None:
 def test_a_damaged_value_is_told(store: Store, path: Path) -> None:
     finished(store, 0)
     raw(path, "UPDATE run SET results = '{\"accuracy\": 0.'")
-    with pytest.raises(StoreError, match=r"which is not JSON. Use a copy of the file"):
+    with pytest.raises(
+        DamagedError, match=rf"1 record is damaged: replica 0 of {A}: its content does not have the digest"
+    ):
         store.rows()
 
 
@@ -798,9 +802,9 @@ def test_a_merge_happens_whole_or_not_at_all(store: Store, second: Store, path: 
 
 def test_one_digest_with_two_meanings_is_refused(store: Store, second: Store, path: Path) -> None:
     finished(second, 0)
-    raw(second.path, "UPDATE protocol SET settings = '{}'")
+    raw(second.path, "UPDATE protocol SET settings = '{}', seal = NULL")
     before = dump(path)
-    with pytest.raises(StoreError, match=f"protocol {A} stands for other settings"):
+    with pytest.raises(DamagedError, match=f"protocol {A}: its settings do not have the digest {A}; replica 0"):
         store.merge(second.path)
     assert dump(path) == before
 

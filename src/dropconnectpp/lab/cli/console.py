@@ -10,6 +10,17 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from dropconnectpp.lab.data.download import ProgressCallback
+from dropconnectpp.lab.machine.terminal_text import printable
+
+
+def say(text: str) -> None:
+    """Print text of which a terminal obeys no character."""
+    print(printable(text), flush=True)
+
+
+def warn(text: str) -> None:
+    """Say something on stderr."""
+    Console(stderr=True).print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -32,7 +43,7 @@ def step_display() -> Iterator[ProgressCallback]:
         def show(what: str, done: int, total: int | None) -> None:
             if [what] != current:
                 current[:] = [what]
-                bar.reset(task, description=escape(what), total=total)
+                bar.reset(task, description=escape(printable(what)), total=total)
             bar.update(task, completed=done, total=total)
 
         yield show
@@ -44,7 +55,7 @@ def _lines(console: Console) -> ProgressCallback:
     def show(what: str, done: int, total: int | None) -> None:
         if last != [what]:
             last[:] = [what]
-            console.print(escape(what), highlight=False)
+            console.print(printable(what), markup=False, emoji=False, highlight=False)
 
     return show
 

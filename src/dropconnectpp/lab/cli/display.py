@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dropconnectpp.lab.cli.console import counted
+from dropconnectpp.lab.machine.terminal_text import printable
 from dropconnectpp.lab.runs.progress import Display
 
 LINE_EVERY_S = 20.0
@@ -86,7 +87,7 @@ class Bars(Display):
     def group(self, title: str, replicas: int, epochs: int, done: int) -> None:
         self.progress.remove_task(self._task)
         self._accuracy = None
-        description = f"{title}, {counted(replicas, 'replica')}"
+        description = printable(f"{title}, {counted(replicas, 'replica')}")
         self._task = self.progress.add_task(description, total=epochs, completed=done, figures="")
 
     def within(self, done: float) -> None:
@@ -108,7 +109,7 @@ class Bars(Display):
 
 def _print(console: Console, text: str) -> None:
     """Print text literally: rich would take `:cat:` for an emoji and brackets for a style."""
-    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    console.print(printable(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _figures(loss: float, accuracy: float | None) -> str:

@@ -18,7 +18,8 @@ def main() -> None:
         print(f"dcpp needs {error.name}. Install it with: pip install 'dropconnectpp[lab]'", file=sys.stderr)
         raise SystemExit(1) from None
     from dropconnectpp.errors import DropConnectError
-    from dropconnectpp.lab.cli import data, results, run, train, tune
+    from dropconnectpp.lab.cli import data, results, run, store, train, tune
+    from dropconnectpp.lab.machine.terminal_text import printable
 
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     app.command()(run.demo)
@@ -28,13 +29,13 @@ def main() -> None:
     app.command()(results.report)
     app.command()(results.results)
     app.add_typer(data.app, name="data")
-    app.add_typer(results.store_app, name="store")
+    app.add_typer(store.app, name="store")
     app.callback()(run.root)
     try:
         app()
     except DropConnectError as error:
         Console(stderr=True).print(
-            f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True, emoji=False
+            f"[bold red]Error:[/] {escape(printable(str(error)))}", highlight=False, soft_wrap=True, emoji=False
         )
         raise SystemExit(1) from None
     except KeyboardInterrupt:

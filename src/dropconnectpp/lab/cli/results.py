@@ -1,4 +1,4 @@
-"""`dcpp results`, `report` and `store merge`: the commands that read stored results."""
+"""`dcpp results` and `report`: the commands that show stored results."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dropconnectpp.lab.cli.console import say, warn
 from dropconnectpp.lab.config.settings import ProtocolError
-from dropconnectpp.lab.runs.store import Store
+from dropconnectpp.lab.machine.terminal_text import printable
+from dropconnectpp.lab.runs.store import MENDING, Store, listed
 
 if TYPE_CHECKING:
     from dropconnectpp.lab.report.views.paper import TableName
 
 Format = Literal["table", "csv", "json"]
 ResultsFolder = Annotated[Path, typer.Option("--out", help="Folder that holds the results.")]
-store_app = typer.Typer(no_args_is_help=True, help="Merge stores of results.")
 
 
 def results(
@@ -29,6 +30,8 @@ def results(
 ) -> None:
     """List the finished networks of a folder, one per line.
 
+    Damaged records are named and left out, and the command ends with exit code 1.
+
     Example:
 
       dcpp results --out dcpp-results --format csv > results.csv
@@ -36,51 +39,31 @@ def results(
     from dropconnectpp.lab.runs.flat_rows import to_table, write_csv, write_json
 
     with Store.open(out / "results.sqlite", read_only=True) as store:
-        rows = [row for row in store.rows() if row.status != "running"]
+        content = store.content()
+    rows = [row for row in content.rows if row.status != "running"]
     if format == "csv":
-        write_csv(rows, sys.stdout)
+        write_csv(rows, sys.stdout, checks=True)
     elif format == "json":
-        write_json(rows, sys.stdout)
+        write_json(rows, sys.stdout, checks=True)
     else:
-        table = Table(title=Text(f"Results in {out}"), title_justify="left")
+        table = Table(title=Text(printable(f"Results in {out}")), title_justify="left")
         names = ("digest", "label", "data", "replica", "status", "accuracy", "nll", "seconds")
         for name in names:
             number = name in ("replica", "accuracy", "nll", "seconds")
             table.add_column(name, justify="right" if number else "left", overflow="fold")
-        for line in to_table(rows):
-            cells = (line.get(name) for name in names)
-            table.add_row(*(Text(f"{c:.4g}" if isinstance(c, float) else str("" if c is None else c)) for c in cells))
+        for line in to_table(rows, checks=True):
+            line["status"] += "" if line["has_digest"] else ", unverified"
+            table.add_row(*(_cell(line.get(name)) for name in names))
         console = Console()
         console.width = console.width if console.is_terminal else 1000  # a pipe has no width
         console.print(table)
-
-
-@store_app.command()
-def merge(
-    into: Annotated[Path, typer.Argument(help="Folder or store file that receives the rows.", show_default=False)],
-    others: Annotated[list[Path], typer.Argument(help="Folders or store files to add.", show_default=False)],
-) -> None:
-    """Merge results from several machines without duplicating a row.
-
-    A row that differs from the receiver's is a conflict: the receiver's is kept, and the command ends with exit code 1.
-
-    Example:
-
-      dcpp store merge all machine1 machine2
-    """
-    if not into.is_file():
-        make_folder(into)
-    conflicts = 0
-    with Store.open(into if into.is_file() else into / "results.sqlite") as store:
-        for other in others:
-            merged = store.merge(other / "results.sqlite" if other.is_dir() else other)
-            conflicts += len(merged.conflicts)
-            print(
-                f"{other}: {len(merged.added)} rows added, {len(merged.already_there)} already there, "
-                f"{len(merged.conflicts)} in conflict (ours kept)"
-            )
-    if conflicts:
+    if content.damaged:
+        warn(f"{out / 'results.sqlite'}: {listed(content.damaged)}. Left out. {MENDING}.")
         raise typer.Exit(1)
+
+
+def _cell(value: object) -> Text:
+    return Text(f"{value:.4g}" if isinstance(value, float) else printable(str("" if value is None else value)))
 
 
 def report(
@@ -111,7 +94,7 @@ def report(
         def rebuild(refresh_s: int | None) -> None:
             nonlocal opened
             page = reports.build(store, folder, figures=refresh_s is None, refresh_s=refresh_s)
-            print(f"{time.strftime('%H:%M:%S')} {page}", flush=True)
+            say(f"{time.strftime('%H:%M:%S')} {page}")
             if not opened:
                 _open(page)
             opened = True
@@ -149,8 +132,8 @@ def write_report(out: Path, what: str = "table1", folder: Path | None = None) ->
     from dropconnectpp.lab import report as reports
 
     page = reports.build(out / "results.sqlite", folder or out)
-    print(reports.text(out / "results.sqlite", SHOWN.get(what, SHOWN["table1"])))
-    print(f"The page with all tables and figures: {page}")
+    say(reports.text(out / "results.sqlite", SHOWN.get(what, SHOWN["table1"])))
+    say(f"The page with all tables and figures: {page}")
     return page
 
 
@@ -158,4 +141,4 @@ def _open(page: Path) -> None:
     import webbrowser
 
     if not webbrowser.open(page.resolve().as_uri()):
-        print(f"There is no browser here. Open this file in one: {page}")
+        say(f"There is no browser here. Open this file in one: {page}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dropconnectpp.errors import check_choice
 from dropconnectpp.lab.report import provenance, sentences, writing
+from dropconnectpp.lab.report.demo_lines import demo_lines, demo_sentences
 from dropconnectpp.lab.report.figures import drawings as all_drawings
 from dropconnectpp.lab.report.render import latex, markdown, page, spreadsheets
 from dropconnectpp.lab.report.render.drawing import figure_files
@@ -21,7 +22,7 @@ from dropconnectpp.lab.report.selection import (
 from dropconnectpp.lab.report.tables.paper import report_tables, tables_of
 from dropconnectpp.lab.report.tables.rows import Table
 from dropconnectpp.lab.report.views.paper import TABLES, TableName, lay_out
-from dropconnectpp.lab.runs.store import Row, Store, StoredProtocol
+from dropconnectpp.lab.runs.store import MENDING, Content, Row, Store, StoredProtocol, listed
 
 PAGE = "index.html"
 
@@ -53,14 +54,15 @@ def build(
         ReportError: the folder cannot be written.
     """
     with Store.open(store_path, read_only=True) as store:
-        rows, notes, protocols = store.rows(), store.notes(), store.protocols()
-    commands = (command,) if command else provenance.commands(notes)
+        content = store.content()
+    commands = (command,) if command else provenance.commands(content.notes)
     folder = Path(out_dir).expanduser()
     found = report_files(
-        select_experiments(rows, notes),
-        notes,
-        protocols,
+        select_experiments(content.rows, content.notes),
+        content.notes,
+        list(content.protocols.values()),
         commands=commands,
+        warnings=warnings(content),
         figures=figures if pictures is None else pictures,
         refresh_s=refresh_s,
     )
@@ -74,6 +76,7 @@ def report_files(
     protocols: Sequence[StoredProtocol],
     *,
     commands: Sequence[str] = (),
+    warnings: Sequence[str] = (),
     figures: bool = True,
     refresh_s: int | None = None,
 ) -> dict[str, bytes]:
@@ -81,9 +84,10 @@ def report_files(
     found = tables_of(selected, notes, protocols)
     views, drawings = lay_out(found), all_drawings(selected, found)
     summary, findings = sentences.summary(selected), sentences.findings(found["accuracy"], found["significance"])
+    findings = (*demo_sentences(found), *findings) if found["demo"] else findings
     drawn = [drawing for kind in drawings.values() for drawing in kind]
     texts = {
-        "tables.md": markdown.document(summary, findings, views.values()),
+        "tables.md": markdown.document(summary, findings, views.values(), warnings),
         "tables.tex": latex.tables(views.values()),
         "tables-document.tex": latex.document(drawn if figures else ()),
         **{f"tables/{name}.csv": spreadsheets.as_csv(table) for name, table in found.items() if table},
@@ -101,6 +105,7 @@ def report_files(
         anchors={experiment.digest: provenance.anchor(experiment.digest) for experiment in behind},
         trials=selected.trials,
         commands=commands,
+        warnings=warnings,
         files=sorted([*texts, *saved]),
         refresh_s=refresh_s,
     )
@@ -119,7 +124,20 @@ def text(store_path: Path | str, only: Sequence[TableName] | None = None) -> str
     Raises `ArgumentError` if a name is not that of a table.
     """
     with Store.open(store_path, read_only=True) as store:
-        return text_tables(store.rows(), store.notes(), store.protocols(), only)
+        content = store.content()
+    tables = text_tables(content.rows, content.notes, content.protocols.values(), only)
+    return "\n\n".join([tables, *warnings(content)])
+
+
+def warnings(content: Content) -> list[str]:
+    """What a reader must know of a store's records: which are damaged and left out, and how many have no digest."""
+    found = [f"Left out: {listed(content.damaged)}. {MENDING}."] if content.damaged else []
+    if content.unverified:
+        found.append(
+            f"{content.unverified} of {len(content.finished)} finished networks were stored without a digest, by "
+            "version 0.1: no change of their numbers would show."
+        )
+    return found
 
 
 def text_tables(

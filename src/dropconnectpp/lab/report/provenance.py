@@ -56,6 +56,8 @@ def evidence(experiment: ReportedExperiment, notes: Notes) -> Evidence:
         ("Data source", _distinct(setting(row.provenance["source"]) for row in rows if "source" in row.provenance)),
         ("Official checksums", _verified(experiment)),
     ]
+    without = [row for row in rows if not row.verified]
+    facts += [("Stored without a digest", f"{len(without)} of {len(rows)}, by version 0.1")] if without else []
     files = _distinct(setting(row.provenance["files"]) for row in rows if row.provenance.get("files"))
     facts += [("Files", files)] if files else []
     choices = {

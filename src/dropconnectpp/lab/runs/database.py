@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from dropconnectpp.errors import DropConnectError
-from dropconnectpp.lab.config.json_values import decode
 
 APPLICATION_ID = 0x44435050  # "DCPP"
 PATIENCE_S = 60.0
@@ -35,8 +34,9 @@ CREATE TABLE run (
     CHECK (status = 'running' OR finished || seconds || device || revision || versions || provenance || results
            IS NOT NULL)
 )"""
-MIGRATIONS = (SCHEMA,)
-"""What turns version i into i + 1; an empty file is version 0."""
+SEALS = "; ".join(f"ALTER TABLE {table} ADD COLUMN seal TEXT" for table in ("protocol", "note", "run"))
+MIGRATIONS = (SCHEMA, SEALS)
+"""What turns version i into i + 1; an empty file is version 0. Version 1, of dropconnectpp 0.1, has no seals."""
 
 ADVICE = {
     "SQLITE_BUSY": "Another process keeps it busy; try again, or end that process.",
@@ -45,7 +45,8 @@ ADVICE = {
     "SQLITE_READONLY": "It can be read but not written; check the permissions of file and folder, or copy it.",
     "SQLITE_CANTOPEN": "Check the path, and the permissions of file and folder.",
     "SQLITE_NOTADB": "It is no store of results and was left alone; give another path.",
-    "SQLITE_CORRUPT": "The file is damaged; use a copy, or save what is left with: sqlite3 FILE .recover",
+    "SQLITE_CORRUPT": "The file is damaged; use a copy, or save what is sound in it: dcpp store merge NEW THIS "
+    "--leave-out-damaged",
     "SQLITE_IOERR": "Nothing was changed; check the disk or the network file system and try again. Where file locks do "
     "not work, keep one store for each machine and merge them.",
 }
@@ -63,6 +64,7 @@ class Database:
         self.read_only = read_only
         self._connection = connection
         self._pid = os.getpid()
+        self._has_seals = True
 
     @classmethod
     def open(cls, path: Path | str, read_only: bool = False) -> Self:
@@ -77,6 +79,8 @@ class Database:
         uri = f"{path.as_uri()}?mode={'rw' if read_only else 'rwc'}"
         with _explained(path):
             connection = sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None)
+        # A text with a flipped bit is read all the same, and its row is then found to be damaged.
+        connection.text_factory = lambda raw: raw.decode(errors="surrogateescape")
         store = cls(path, connection, read_only)
         try:
             store._prepare()
@@ -94,8 +98,9 @@ class Database:
         with self._transaction("BEGIN"):
             version = self._version()
         if self.read_only:
-            if version < len(MIGRATIONS):
-                raise StoreError(f"{self.path}: it is empty or of an older version. Open it once for writing.")
+            if version == 0:
+                raise StoreError(f"{self.path}: it is empty. Check the path, or run an experiment first.")
+            self._has_seals = version > 1
             return
         if version < len(MIGRATIONS):
             with self._writing() as connection:
@@ -168,15 +173,51 @@ class Database:
         with self._transaction("BEGIN IMMEDIATE") as connection:
             yield connection
 
-    def _read(self, sql: str, values: Sequence[object] = ()) -> list[Any]:
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While inside, all reads see one state of the file, whatever others write meanwhile."""
+        with _explained(self.path):
+            self._execute("BEGIN")
+        try:
+            yield
+        finally:
+            with suppress(sqlite3.Error):  # nothing was written; a damaged file may refuse to COMMIT
+                self._connection.execute("ROLLBACK")
+
+    def read(self, sql: str, values: Sequence[object] = ()) -> list[Any]:
+        """All lines of a query."""
         with _explained(self.path):
             return self._execute(sql, values).fetchall()
 
-    def _loads(self, text: str) -> Any:
-        try:
-            return decode(json.loads(text))
-        except ValueError as error:
-            raise StoreError(f"{self.path}: holds {text[:40]!r}, which is not JSON. Use a copy of the file.") from error
+    def steps(self, sql: str) -> Iterator[Any]:
+        """The lines of a query one by one: where the file is damaged, those before it."""
+        with _explained(self.path):
+            yield from self._execute(sql)
+
+    @property
+    def seal_column(self) -> str:
+        """The column of seals, in SQL; version 1 has none."""
+        return "seal" if self._has_seals else "NULL"
+
+    def problems(self) -> list[str]:
+        """What SQLite finds wrong with the file as a whole; this reads all of it."""
+        columns = {table: [one[1:3] for one in self.read(f"PRAGMA table_info({table})")] for table in _columns()}
+        wrong = [f"table {name} has other columns" for name, ours in _columns().items() if columns[name] not in ours]
+        found = [str(text) for (text,) in self.read("PRAGMA integrity_check(20)")]
+        return wrong + [text.replace("\n", " ") for text in found if text != "ok"]
+
+
+@cache
+def _columns() -> dict[str, list[list[tuple[str, str]]]]:
+    """Names and types of each table's columns, in each version."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        found: dict[str, list[list[tuple[str, str]]]] = {}
+        for script in MIGRATIONS:
+            connection.executescript(script)
+            for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                columns = [one[1:3] for one in connection.execute(f"PRAGMA table_info({table})")]
+                found.setdefault(table, []).append(columns)
+    return found
 
 
 @contextmanager
@@ -187,6 +228,8 @@ def _explained(path: Path) -> Iterator[None]:
         usual = "Open the store anew: one Store serves one thread, until it is closed."
         advice = next((text for code, text in ADVICE.items() if _code(error).startswith(code)), usual)
         raise StoreError(f"{path}: {str(error).rstrip('.')}. {advice}") from error
+    except UnicodeDecodeError as error:  # the message of an error that quotes a damaged table's definition
+        raise StoreError(f"{path}: its tables are damaged. {ADVICE['SQLITE_CORRUPT']}") from error
 
 
 def _code(error: sqlite3.Error) -> str:

@@ -33,6 +33,13 @@ def train(experiment: Experiment, runner: Runner) -> bool:
     outcome = runner.run([Unit(p, replica) for p in complete.values() for replica in experiment.replicas])
     if outcome.left and not outcome.stopped:
         runner.display.note(f"Other processes train the rest: {outcome.left} left.")
+        with runner.store(read_only=True) as store:
+            for holder in store.holders():
+                if holder.ahead:
+                    runner.display.note(
+                        f"The clock of {holder} is far ahead of this one's, or cannot be read. If that process is "
+                        "gone, free its work with: dcpp store release"
+                    )
     return not outcome.left
 
 

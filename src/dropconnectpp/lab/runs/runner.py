@@ -32,7 +32,7 @@ from dropconnectpp.lab.runs.interruption import Interruption
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.progress import Display
 from dropconnectpp.lab.runs.session import ClaimsLostError, Heartbeat, OutOfTimeError, Session
-from dropconnectpp.lab.runs.store import FINAL, Key, Store
+from dropconnectpp.lab.runs.store import FINAL, MENDING, Damage, Key, Store, listed
 
 CPU_GROUP = 8
 """Replicas of a stack on a CPU, where more at once gain nothing."""
@@ -77,6 +77,7 @@ class Runner:
         self.checkpoints = Checkpoints(self.out / CHECKPOINTS, self.display.note)
         self.owner = Owner.here()
         self._datasets: dict[str, Dataset] = {}
+        self._told: set[Damage] = set()
         self._most = self.group or (CPU_GROUP if self.device.type == "cpu" else GPU_GROUP)
 
     def store(self, *, read_only: bool = False) -> Store:
@@ -98,6 +99,7 @@ class Runner:
         with self.store() as store:
             for unit in {unit.protocol.digest: unit for unit in units}.values():
                 store.add(unit.protocol)
+                self._tell_damage(store, unit.protocol.digest)
             try:
                 while group := self._resumed(store, wanted) or self._fresh(store, wanted):
                     self._train(store, *group)
@@ -111,6 +113,12 @@ class Runner:
                 store.release(list(wanted), self.owner)
             finished = len(store.finished() & wanted.keys())
         return Outcome(finished, len(wanted) - finished, stopped)
+
+    def _tell_damage(self, store: Store, digest: str) -> None:
+        new = [one for one in store.content(digest).damaged if one not in self._told]
+        self._told.update(new)
+        if new:
+            self.display.note(f"{store.path}: {listed(new)}. Left out; the rest goes on. {MENDING}.")
 
     # ------------------------------------------------------------------------------- choosing work
 
@@ -240,7 +248,7 @@ class Runner:
         """Replicas of one experiment must have seen the same images."""
         content = dataset.provenance.content
         for digest in {unit.protocol.digest for unit in units}:
-            for row in store.rows(digest):
+            for row in store.content(digest).rows:
                 seen = row.provenance.get("content", "")
                 if row.status in FINAL and seen and content and seen != content:
                     raise ProtocolError(

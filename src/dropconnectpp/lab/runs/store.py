@@ -12,22 +12,58 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from dropconnectpp.errors import ArgumentError, check_choice, check_count
 from dropconnectpp.lab.config.json_values import canonical, check_mapping, check_text, to_json
 from dropconnectpp.lab.config.protocol import Protocol
 from dropconnectpp.lab.runs.database import Database, StoreError
+from dropconnectpp.lab.runs.merging import CONTENT, Merged, add_protocol, merge_into, put
 from dropconnectpp.lab.runs.owner import Owner
+from dropconnectpp.lab.runs.reading import read_content
+from dropconnectpp.lab.runs.rows import (
+    FINAL,
+    LARGEST,
+    RUN,
+    Content,
+    Damage,
+    DamagedError,
+    FinalStatus,
+    Key,
+    Row,
+    Status,
+    StoredProtocol,
+    UnsoundError,
+    listed,
+    read_owner,
+)
+
+__all__ = [
+    "FINAL",
+    "MENDING",
+    "ClaimLostError",
+    "Content",
+    "Damage",
+    "DamagedError",
+    "FinalStatus",
+    "FinishedError",
+    "Holder",
+    "Key",
+    "Merged",
+    "Row",
+    "Status",
+    "Store",
+    "StoredProtocol",
+    "listed",
+]
 
 LEASE_S = 600.0
 """How long an owner on another machine may be silent before its work goes to another."""
 
-FinalStatus = Literal["done", "diverged"]
-Status = Literal["running", FinalStatus, "failed"]
-FINAL: tuple[FinalStatus, ...] = get_args(FinalStatus)
-CONTENT = ("status", "results", "versions", "device", "provenance", "revision", "seconds")
-"""What must agree for two rows to be equal. Times are left out: the store itself takes them."""
+MENDING = (
+    "Bring sound ones from a copy with dcpp store merge, or remove these with dcpp store verify --remove: the same "
+    "command then trains them again"
+)
 
 
 class ClaimLostError(StoreError):
@@ -38,54 +74,38 @@ class FinishedError(StoreError):
     """The row is finished with other content, which never changes."""
 
 
-class Key(NamedTuple):
-    """One unit of work: a replica of a protocol."""
-
-    digest: str
-    replica: int
-
-
 @dataclass(frozen=True)
-class StoredProtocol:
-    """An experiment as it was stored: `from_dict(Protocol, settings)` makes it a `Protocol` again."""
+class Holder:
+    """A process that holds work, and when it was last heard of."""
 
-    digest: str
-    label: str
-    settings: dict[str, Any]
+    name: str
+    """Its name in the file."""
+    silent_s: float
+    """Less than 0 where its clock is ahead of ours; NaN where the file does not say."""
+    rows: int
 
+    def __str__(self) -> str:
+        return _shown(self.name)
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One replica. What is known only once it is finished is empty or None before."""
+    @property
+    def host(self) -> str:
+        """The machine; empty where the name is damaged."""
+        try:
+            return read_owner(self.name).host
+        except UnsoundError:
+            return ""
 
-    key: Key
-    protocol: StoredProtocol
-    status: Status
-    owner: Owner | None
-    """Which process runs it now; a finished row names no machine."""
-    started: str
-    finished: str | None
-    """UTC, ISO 8601."""
-    seconds: float | None
-    device: str
-    commit: str
-    versions: dict[str, Any]
-    provenance: dict[str, Any]
-    """Where the data came from."""
-    results: dict[str, Any]
+    def is_dead(self, lease_s: float = LEASE_S) -> bool:
+        """Whether its process is gone or was silent for too long."""
+        try:
+            return read_owner(self.name).is_dead(self.silent_s, lease_s)
+        except UnsoundError:
+            return False  # `free` can take its work
 
-
-@dataclass(frozen=True, kw_only=True)
-class Merged:
-    """What a merge did: rows as keys, notes as (digest, name)."""
-
-    added: tuple[Key, ...]
-    already_there: tuple[Key, ...]
-    conflicts: tuple[Key, ...]
-    """Finished in both stores with different content; ours was kept."""
-    notes_added: tuple[tuple[str, str], ...]
-    note_conflicts: tuple[tuple[str, str], ...]
-    """Notes that differ; ours were kept."""
+    @property
+    def ahead(self) -> bool:
+        """Whether its clock is ahead by more than a lease: no silence will ever say that it is dead."""
+        return not self.silent_s >= -LEASE_S
 
 
 class Store(Database):
@@ -108,25 +128,23 @@ class Store(Database):
         """Make an experiment known and return its digest. Its label is the first one given, else its method's."""
         settings, digest = canonical(protocol.to_dict()), protocol.digest
         with self._writing() as connection:
-            _add_protocol(connection, digest, settings, check_text("label", protocol.label if label is None else label))
+            add_protocol(connection, digest, settings, check_text("label", protocol.label if label is None else label))
         return digest
 
     def protocols(self) -> list[StoredProtocol]:
         """The experiments, by digest."""
-        found = self._read("SELECT digest, label, settings FROM protocol ORDER BY digest")
-        return [StoredProtocol(digest, label, self._loads(settings)) for digest, label, settings in found]
+        return list(self._sound(None, "protocol").protocols.values())
 
     def write_note(self, digest: str, name: str, value: object) -> None:
         """Keep a small JSON value beside an experiment, such as how its step size was chosen; it replaces the last."""
         text = to_json(value, f"note {name!r}")
         with self._writing() as connection:
             _require_protocols(connection, [digest])
-            connection.execute("INSERT OR REPLACE INTO note VALUES (?, ?, ?)", (digest, check_text("name", name), text))
+            put(connection, "note", (digest, check_text("name", name), text))
 
     def notes(self, digest: str | None = None) -> dict[tuple[str, str], Any]:
         """The notes by (digest, name), in that order."""
-        sql = "SELECT digest, name, value FROM note WHERE ?1 IS NULL OR digest = ?1 ORDER BY digest, name"
-        return {(one, name): self._loads(value) for one, name, value in self._read(sql, (digest,))}
+        return self._sound(digest, "note").notes
 
     # -------------------------------------------------------------------------- work
 
@@ -143,8 +161,7 @@ class Store(Database):
         with self._writing() as connection:
             now = time.time()  # not before: the wait for other processes may be long
             _require_protocols(connection, {key.digest for key in wanted})
-            beats = connection.execute("SELECT name, heartbeat FROM owner WHERE name <> ?", (owner.name,)).fetchall()
-            dead = {name for name, beat in beats if Owner(**self._loads(name)).is_dead(now - beat, lease_s)}
+            dead = {one.name for one in _holders(connection, now) if one.name != owner.name and one.is_dead(lease_s)}
             connection.execute("INSERT OR REPLACE INTO owner VALUES (?, ?)", (owner.name, now))
             for key in wanted:
                 if limit is not None and len(mine) >= limit:
@@ -205,111 +222,107 @@ class Store(Database):
             float(seconds),
         )
         with self._writing() as connection:
-            found = _find(connection, key, *CONTENT, "owner")
-            if found and found[:-1] == content:
+            found = _find(connection, key, *CONTENT, "owner", "started")
+            if found and found[: len(CONTENT)] == content:
                 return
-            if found and found[0] in FINAL:
-                raise FinishedError(
-                    f"{self.path}: replica {key.replica} of {key.digest} is finished ({found[0]}) with other content, "
-                    "which never changes. To keep both, write to another store."
-                )
-            if not found or found[-1] != owner.name:
-                state = f"is {found[0]}" if found else "is claimed by no process"
-                by = f", owned by {Owner(**self._loads(found[-1]))}" if found and found[-1] else ""
-                raise ClaimLostError(
-                    f"{self.path}: {owner} does not own replica {key.replica} of {key.digest}, which {state}{by}. "
-                    "Its result was not stored; claim it again to run it."
-                )
-            columns = ", ".join(f"{name} = ?" for name in CONTENT)
-            connection.execute(
-                f"UPDATE run SET {columns}, owner = NULL, finished = ? WHERE digest = ? AND replica = ?",
-                (*content, _now(), *key),
-            )
+            self._check_claim(key, owner, found)
+            values: dict[str, object] = dict(zip(CONTENT, content, strict=True))
+            values |= {"digest": key.digest, "replica": key.replica, "owner": None}
+            values |= {"started": found[-1] if found else "", "finished": _now()}
+            put(connection, "run", [values[name] for name in RUN])
             _forget_idle_owners(connection)
 
+    def _check_claim(self, key: Key, owner: Owner, found: tuple[Any, ...] | None) -> None:
+        """Raise unless ``owner`` owns the row, given its content, its owner and its start."""
+        status, holder = (found[0], found[-2]) if found else (None, None)
+        if status in FINAL:
+            raise FinishedError(
+                f"{self.path}: replica {key.replica} of {key.digest} is finished ({status}) with other content, "
+                "which never changes. To keep both, write to another store."
+            )
+        if holder != owner.name:
+            state = f"is {status}" if status else "is claimed by no process"
+            by = f", owned by {_shown(holder)}" if holder else ""
+            raise ClaimLostError(
+                f"{self.path}: {owner} does not own replica {key.replica} of {key.digest}, which {state}{by}. "
+                "Its result was not stored; claim it again to run it."
+            )
+
     def rows(self, digest: str | None = None, status: Status | None = None) -> list[Row]:
-        """The rows, by digest and replica."""
+        """The rows, by digest and replica.
+
+        Raises:
+            DamagedError: some are not what was written; `content` leaves them out.
+        """
         if status is not None:
             check_choice("status", status, get_args(Status))
-        found = self._read(
-            "SELECT digest, replica, status, owner, started, finished, seconds, coalesce(device, ''), "
-            "coalesce(revision, ''), coalesce(versions, '{}'), coalesce(provenance, '{}'), coalesce(results, '{}') "
-            "FROM run WHERE (?1 IS NULL OR digest = ?1) AND (?2 IS NULL OR status = ?2) ORDER BY digest, replica",
-            (digest, status),
-        )
-        protocols = {protocol.digest: protocol for protocol in self.protocols()}  # they only ever grow
-        return [self._row(one, protocols) for one in found]
+        return [row for row in self._sound(digest, "protocol", "run").rows if status in (None, row.status)]
+
+    def content(self, digest: str | None = None) -> Content:
+        """What the store holds of one protocol or of all, and what is damaged; for all, SQLite checks the file too."""
+        return read_content(self, digest, whole_file=digest is None)
+
+    def _sound(self, digest: str | None, *tables: str) -> Content:
+        found = read_content(self, digest, tables=tables)
+        if found.damaged:
+            raise DamagedError(f"{self.path}: {listed(found.damaged)}. {MENDING}", found.damaged)
+        return found
+
+    def remove(self, damaged: Iterable[Damage]) -> None:
+        """Remove damaged records, and with a protocol all that belongs to it: the same command then makes them anew."""
+        with self._writing() as connection:
+            for table, rowid in sorted(one.place for one in damaged if one.place):
+                if table == "protocol":
+                    for part in ("run", "note"):
+                        sql = f"DELETE FROM {part} WHERE digest = (SELECT digest FROM protocol WHERE rowid = ?)"
+                        connection.execute(sql, (rowid,))
+                connection.execute(f"DELETE FROM {table} WHERE rowid = ?", (rowid,))
+            _forget_idle_owners(connection)
 
     def finished(self) -> set[Key]:
         """The keys of all finished rows; cheaper than `rows`."""
-        return {Key(*found) for found in self._read("SELECT digest, replica FROM run WHERE status IN (?, ?)", FINAL)}
+        return {Key(*found) for found in self.read("SELECT digest, replica FROM run WHERE status IN (?, ?)", FINAL)}
 
-    def _row(self, found: tuple[Any, ...], protocols: Mapping[str, StoredProtocol]) -> Row:
-        digest, replica, status, owner, started, finished, seconds, device, commit, *texts = found
-        versions, provenance, results = map(self._loads, texts)
-        return Row(
-            key=Key(digest, replica),
-            protocol=protocols[digest],
-            status=status,
-            owner=Owner(**self._loads(owner)) if owner else None,
-            started=started,
-            finished=finished,
-            seconds=seconds,
-            device=device,
-            commit=commit,
-            versions=versions,
-            provenance=provenance,
-            results=results,
-        )
-
-    def merge(self, other_path: Path | str) -> Merged:
+    def merge(self, other_path: Path | str, *, leave_out_damaged: bool = False) -> Merged:
         """Copy what another store finished and this one has not: all or nothing, and twice is the same as once.
 
-        A finished row replaces one that runs or failed here. Where both are finished and differ, ours is kept and the
-        key is reported. Notes are copied where this store has none of the name.
+        All of the other store is checked before anything is written. A finished row replaces one that runs, failed or
+        is damaged here. Where both are finished and differ, ours is kept and the key is reported. Notes are copied
+        where this store has none of the name.
+
+        Raises:
+            DamagedError: the other store holds damaged records, and ``leave_out_damaged`` is not set.
         """
         other = Path(other_path).expanduser()
         if other.exists() and self.path.samefile(other):
             raise StoreError(f"{self.path}: a store cannot be merged into itself. Give the path of another one.")
-        columns = ("digest", "replica", *CONTENT, "started", "finished")
-        names, marks = ", ".join(columns), ", ".join("?" * len(columns))
-        with Store.open(other, read_only=True) as theirs, theirs._transaction("BEGIN") as connection:
-            protocols = connection.execute("SELECT digest, settings, label FROM protocol").fetchall()
-            notes = connection.execute("SELECT digest, name, value FROM note ORDER BY digest, name").fetchall()
-            sql = f"SELECT {names} FROM run WHERE status IN (?, ?) ORDER BY digest, replica"
-            rows = connection.execute(sql, FINAL).fetchall()
-        added: list[Key] = []
-        already_there: list[Key] = []
-        conflicts: list[Key] = []
-        notes_added: list[tuple[str, str]] = []
-        note_conflicts: list[tuple[str, str]] = []
+        with Store.open(other, read_only=True) as theirs:
+            found = theirs.content()
+        if found.damaged and not leave_out_damaged:
+            raise DamagedError(
+                f"{other}: {listed(found.damaged)}. Nothing was merged. Use a copy, or leave these out with: "
+                f"dcpp store merge --leave-out-damaged",
+                found.damaged,
+            )
         with self._writing() as connection:
-            for digest, settings, label in protocols:
-                _add_protocol(connection, digest, settings, label)
-            for row in rows:
-                key, content = Key(*row[:2]), row[2 : 2 + len(CONTENT)]
-                ours = _find(connection, key, *CONTENT)
-                if ours and ours[0] in FINAL:
-                    (already_there if ours == content else conflicts).append(key)
-                    continue
-                connection.execute(f"INSERT OR REPLACE INTO run ({names}) VALUES ({marks})", row)
-                added.append(key)
-            for note in notes:
-                sql = "SELECT value FROM note WHERE digest = ? AND name = ?"
-                our_note = connection.execute(sql, note[:2]).fetchone()
-                if our_note is None:
-                    connection.execute("INSERT INTO note VALUES (?, ?, ?)", note)
-                    notes_added.append(note[:2])
-                elif our_note != note[2:]:
-                    note_conflicts.append(note[:2])
+            merged = merge_into(connection, found)
             _forget_idle_owners(connection)
-        return Merged(
-            added=tuple(added),
-            already_there=tuple(already_there),
-            conflicts=tuple(conflicts),
-            notes_added=tuple(notes_added),
-            note_conflicts=tuple(note_conflicts),
-        )
+        return merged
+
+    # -------------------------------------------------------------------------- who holds work
+
+    def holders(self) -> list[Holder]:
+        """The processes that hold unfinished work, as far as their names can be read."""
+        with self._transaction("BEGIN") as connection:
+            return _holders(connection, time.time())
+
+    def free(self, holders: Iterable[Holder]) -> int:
+        """Take work from processes that will never finish it; returns how many rows that frees."""
+        names = [(one.name,) for one in holders]
+        with self._writing() as connection:
+            freed = connection.executemany("DELETE FROM run WHERE owner = ? AND status = 'running'", names).rowcount
+            _forget_idle_owners(connection)
+        return max(freed, 0)
 
 
 def _find(connection: sqlite3.Connection, key: Key, *columns: str) -> tuple[Any, ...] | None:
@@ -318,11 +331,23 @@ def _find(connection: sqlite3.Connection, key: Key, *columns: str) -> tuple[Any,
     return found
 
 
-def _add_protocol(connection: sqlite3.Connection, digest: str, settings: str, label: str) -> None:
-    connection.execute("INSERT OR IGNORE INTO protocol VALUES (?, ?, ?)", (digest, settings, label))
-    (ours,) = connection.execute("SELECT settings FROM protocol WHERE digest = ?", (digest,)).fetchone()
-    if ours != settings:
-        raise StoreError(f"protocol {digest} stands for other settings in this store. Use one store for each.")
+def _holders(connection: sqlite3.Connection, now: float) -> list[Holder]:
+    sql = (
+        "SELECT owner, heartbeat, count(*) FROM run LEFT JOIN owner ON owner.name = run.owner WHERE status = 'running'"
+    )
+    found = connection.execute(f"{sql} GROUP BY owner ORDER BY owner").fetchall()
+    return [Holder(str(name), _silence(now, beat), count) for name, beat, count in found]
+
+
+def _silence(now: float, beat: object) -> float:
+    return now - beat if isinstance(beat, int | float) else math.nan
+
+
+def _shown(name: str) -> str:
+    try:
+        return str(read_owner(name))
+    except UnsoundError:
+        return "a process whose name is damaged"
 
 
 def _require_protocols(connection: sqlite3.Connection, digests: Iterable[str]) -> None:
@@ -341,4 +366,7 @@ def _now() -> str:
 
 def _check_key(key: tuple[str, int]) -> Key:
     digest, replica = key
-    return Key(check_text("digest", digest), check_count("replica", replica, 0))
+    replica = check_count("replica", replica, 0)
+    if replica > LARGEST:
+        raise ArgumentError(f"replica must be at most {LARGEST}, got {replica}.")
+    return Key(check_text("digest", digest), replica)

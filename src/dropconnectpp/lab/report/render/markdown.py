@@ -20,9 +20,9 @@ def escaped(text: str) -> str:
     return SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
-def document(summary: str, findings: Sentences, tables: Iterable[TableView]) -> str:
+def document(summary: str, findings: Sentences, tables: Iterable[TableView], warnings: Iterable[str] = ()) -> str:
     """All tables, with the sentences that go with them."""
-    parts = ["# DropConnect++: results", escaped(summary), *_said(findings)]
+    parts = ["# DropConnect++: results", escaped(summary), *map(escaped, warnings), *_said(findings)]
     return "\n\n".join(parts + list(map(section, tables))) + "\n"
 
 

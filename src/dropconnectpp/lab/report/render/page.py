@@ -26,6 +26,7 @@ def render(
     anchors: Mapping[str, str],
     trials: Sequence[str],
     commands: Sequence[str],
+    warnings: Sequence[str] = (),
     files: Sequence[str],
     refresh_s: int | None = None,
 ) -> str:
@@ -42,6 +43,7 @@ def render(
         anchors=anchors,
         trials=trials,
         commands=commands,
+        warnings=warnings,
         files=files,
         refresh_s=refresh_s,
         palettes={"light": drawing.LIGHT, "dark": drawing.DARK},
