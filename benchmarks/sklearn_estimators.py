@@ -111,7 +111,8 @@ def compare(name: str, repeats: int) -> Table:
         difference = None if method == METHODS[0] else interval(apart)
         rows.append([method, interval(scores), difference, interval(nll, 3), f"{statistics.median(seconds):.1f}"])
     columns = ["method", unit, "difference", "NLL in nats", "fit in s"]
-    note = f"{repeats} splits; {len(x_test)} of {len(x)} examples are judged. Seconds are medians of one thread's processor time."
+    judged = f"{repeats} splits; {len(x_test)} of {len(x)} examples are judged."
+    note = f"{judged} Seconds are medians of one thread's processor time."
     return Table(f"{name.capitalize()}, with defaults", columns, rows, note)
 
 
