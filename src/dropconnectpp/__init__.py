@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dropconnectpp import estimators, functional, likelihoods
+    from dropconnectpp import estimators, functional, likelihoods, metrics
     from dropconnectpp.compaction.reduction import compact
     from dropconnectpp.compaction.sparse import to_sparse
     from dropconnectpp.conversion import convert, plain_state_dict, to_dense
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         poisson,
         student_t,
     )
+    from dropconnectpp.metrics import Calibration, Evaluation, calibrate, evaluate
     from dropconnectpp.posterior_summary import Posterior, posterior
     from dropconnectpp.prediction import Prediction, predict
     from dropconnectpp.presets import PRESETS
@@ -45,6 +46,7 @@ __version__ = "0.2.0"
 __all__ = [
     "ELBO",
     "PRESETS",
+    "Calibration",
     "DropConnectConv1d",
     "DropConnectConv2d",
     "DropConnectConv3d",
@@ -55,14 +57,17 @@ __all__ = [
     "DropConnectPPConv3d",
     "DropConnectPPLinear",
     "ELBOTerms",
+    "Evaluation",
     "Posterior",
     "Prediction",
     "SparsityPlan",
     "bernoulli",
+    "calibrate",
     "categorical",
     "compact",
     "convert",
     "estimators",
+    "evaluate",
     "forced_masks",
     "functional",
     "gaussian",
@@ -70,6 +75,7 @@ __all__ = [
     "kl_divergence",
     "likelihoods",
     "load",
+    "metrics",
     "named_kl",
     "parameter_groups",
     "plain_state_dict",
@@ -98,6 +104,7 @@ _MODULES = {
     "layers": tuple(name for name in __all__ if name.endswith(("Linear", "1d", "2d", "3d"))),
     "layers.sampling": ("forced_masks", "sampling"),
     "likelihoods": ("bernoulli", "categorical", "gaussian", "heteroscedastic_gaussian", "poisson", "student_t"),
+    "metrics": ("Calibration", "Evaluation", "calibrate", "evaluate"),
     "posterior_summary": ("Posterior", "posterior"),
     "prediction": ("Prediction", "predict"),
     "presets": ("PRESETS",),

@@ -94,21 +94,54 @@ def predict(
     _check_options(model, options)
     if not inputs and not options:
         raise ArgumentError("predict needs inputs for the model: predict(model, x).")
-    chosen = likelihood_for(model, likelihood)
-    networks = _Networks.of(model, count, average, generator)
-    kept = hasattr(chosen, "cdf") if keep_samples is None else keep_samples
-    parts: list[Prediction] = []
-    calls, total = _calls(model, inputs, options, batch_size)
-    with torch.no_grad(), evaluating(model), Progress("predict", total and total * networks.count, progress) as bar:
-        for call, split in calls:
-            part = networks.predict(call, chosen, kept, bar)
-            if split:
-                check_rows(call, len(part.mean))
-            _require_finite(part, call)
-            parts.append(_to(part, torch.device("cpu")) if is_loader(inputs) else part)
+    found = batchwise(
+        model,
+        inputs,
+        options,
+        num_samples=count,
+        average=average,
+        likelihood=likelihood,
+        generator=generator,
+        batch_size=batch_size,
+        keep_samples=keep_samples,
+        progress=progress,
+    )
+    parts = [part for part, _ in found]
     if not parts:
         raise ArgumentError("predict: the loader gave no batch.")
     return parts[0] if len(parts) == 1 else _together(parts)
+
+
+def batchwise(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    options: dict[str, Any],
+    *,
+    num_samples: int,
+    average: Average = "networks",
+    likelihood: LogLikelihood | None,
+    generator: torch.Generator | None,
+    batch_size: int | None,
+    keep_samples: bool | None,
+    progress: bool | None,
+    title: str = "predict",
+) -> Iterator[tuple[Prediction, Call]]:
+    """The predictions of `predict` one batch after the other, with the call each belongs to; all by the same networks.
+
+    Of a loader they are on the CPU.
+    """
+    chosen = likelihood_for(model, likelihood)
+    networks = _Networks.of(model, num_samples, average, generator)
+    kept = hasattr(chosen, "cdf") if keep_samples is None else keep_samples
+    calls, total = _calls(model, inputs, options, batch_size)
+    with Progress(title, total and total * networks.count, progress) as bar:
+        for call, split in calls:
+            with torch.no_grad(), evaluating(model):  # not around the yield: it would reach into the caller
+                part = networks.predict(call, chosen, kept, bar)
+            if split:
+                check_rows(call, len(part.mean))
+            _require_finite(part, call)
+            yield _to(part, torch.device("cpu")) if is_loader(inputs) else part, call
 
 
 def likelihood_for(model: nn.Module, given: LogLikelihood | None) -> LogLikelihood:
