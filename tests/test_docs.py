@@ -29,6 +29,7 @@ TAUGHT = {
     "docs/how-to/prune-and-export.md": 5,
     "docs/how-to/uncertainty.md": 5,
     "docs/how-to/regression.md": 4,
+    "docs/how-to/training-loops.md": 3,
     "docs/how-to/own-data.md": 4,
     "docs/how-to/read-the-report.md": 4,
 }

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from dropconnectpp.errors import MissingPackageError
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "dropconnectpp"
@@ -91,6 +95,32 @@ def test_an_import_turned_round_is_found(
     code, broken, printed = lint_imports(source)
     assert code == 1
     assert contract in broken, printed
+
+
+FRAMEWORKS = ("sklearn", "scipy", "lightning", "transformers", "accelerate", "peft", "skorch", "ignite")
+
+
+def test_the_library_imports_no_framework(run_python: Callable[..., str]) -> None:
+    printed = run_python(
+        "import sys, dropconnectpp as dcpp\n"
+        "for name in dcpp.__all__: getattr(dcpp, name)\n"
+        "import dropconnectpp.integrations\n"
+        "print('torch' in sys.modules, [name for name in sys.argv[1:] if name in sys.modules])",
+        *FRAMEWORKS,
+    )
+    assert printed == "True []\n"
+
+
+@pytest.mark.parametrize(("module", "package"), [("sklearn", "sklearn")])
+def test_a_missing_framework_is_an_error_that_names_its_extra(
+    module: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"dropconnectpp.integrations.{module}"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, f"{package}.base", None)
+    with pytest.raises(MissingPackageError, match=rf"pip install 'dropconnectpp\[{module}\]'"):
+        importlib.import_module(name)
 
 
 @pytest.mark.parametrize("folder", MOST_ENTRIES, ids=lambda folder: folder.name)
