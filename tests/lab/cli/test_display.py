@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -80,7 +81,7 @@ def test_a_log_tells_of_a_part_of_an_epoch_only_where_epochs_are_long(log, clock
         lines.within(done + 0.01)
     clock.now = 60.0
     lines.within(2.5)
-    assert text()[1:] == ["  epoch 2/100, loss 2.000, 1078 s left", "  epoch 3/100, 50% done"]
+    assert text()[1:] == ["  epoch 2/100, loss 2.000, 18 min left", "  epoch 3/100, 50% done, 39 min left"]
 
 
 def test_a_log_counts_a_resumed_stack_from_where_it_stands(log, clock):
@@ -152,12 +153,76 @@ def test_the_last_accuracy_stays_beside_each_new_loss(terminal):
     assert "loss 1.000, accuracy 50.0%" in shown()
 
 
-def test_a_bar_tells_the_time_gone_and_left(terminal):
+def test_a_bar_tells_the_time_left_once_it_is_known(clock, terminal):
     bars, shown = terminal
     bars.group("x", 1, 4, 0)
-    assert "-:--:--" in shown()
-    bars.epoch(4, 1.0, 50.0)
-    assert "0:00:" in shown()
+    assert "left" not in shown()
+    clock.now = 30.0
+    bars.epoch(1, 1.0, 50.0)
+    assert "90 s left" in shown()
+
+
+def test_the_time_left_is_that_of_all_stacks_not_of_one(clock, log, terminal):
+    lines, text = log
+    bars, shown = terminal
+    for display in (lines, bars):
+        clock.now = 0.0
+        display.work(2 * 10 + 6 * 10)
+        display.group("first", 2, 10, 0)
+        clock.now = 20.0  # 20 of 80 epochs
+        display.epoch(10, 2.0, None)
+        display.group_finished()
+        display.group("second", 6, 10, 0)
+        clock.now = 50.0  # 50 of 80 epochs
+        display.epoch(5, 2.0, None)
+    assert text() == [
+        "first: 2 replicas, 10 epochs",
+        "  epoch 10/10, loss 2.000, 60 s left",
+        "second: 6 replicas, 10 epochs",
+        "  epoch 5/10, loss 2.000, 30 s left",
+    ]
+    assert "30 s left" in shown()
+
+
+def test_at_80_columns_the_title_has_a_line_of_its_own_and_the_bar_takes_the_rest(clock):
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=80, color_system=None)
+    with make_progress(console) as progress:
+        bars = Bars(progress)
+        bars.group("cifar10: No regularization, DropConnect++ (straight-through, hyper=optimal) and 7 more", 50, 100, 0)
+        clock.now = 60.0
+        bars.epoch(50, 2.345, 45.6)
+        stream.seek(0)
+        stream.truncate()
+        progress.refresh()
+        lines = [
+            line for line in re.sub("\x1b\\[[0-9;?]*[A-Za-z]|\r", "", stream.getvalue()).splitlines() if line.strip()
+        ]
+    title, bar = lines
+    assert title.startswith("cifar10: No regularization, DropConnect++")
+    assert title.rstrip().endswith("…"), "a title that is too long ends in an ellipsis"
+    assert {len(title), len(bar)} == {80}
+    for told in ("50/100", "loss 2.345, accuracy 45.6%", "60 s left"):
+        assert told in bar
+    assert bar.count("━") + bar.count("╸") + bar.count("╺") > 15, "an elastic bar"
+
+
+def test_steps_of_other_work_have_their_own_time_left(clock, log, terminal):
+    lines, text = log
+    bars, shown = terminal
+    for display in (lines, bars):
+        for done in range(5):
+            clock.now = 10.0 * done
+            display.steps(f"network {done}", done, 4)
+            if done == 2:
+                told = shown()
+    assert text() == [
+        "  network 0, 0/4",
+        "  network 2, 2/4, 20 s left",
+        "  network 4, 4/4, 0 s left",
+    ]
+    for one in ("network 2", "2/4", "20 s left"):
+        assert one in told
 
 
 def test_a_resumed_bar_starts_where_it_stands_and_shows_its_loss_at_once(terminal):
@@ -165,7 +230,7 @@ def test_a_resumed_bar_starts_where_it_stands_and_shows_its_loss_at_once(termina
     bars.group("x", 1, 100, 60)
     text = shown()
     assert "60/100" in text
-    assert "x, 1 replica " in text
+    assert "x, 1 replica\n" in text
     bars.epoch(61, 2.5, None)
     assert "loss 2.500" in shown()
 
@@ -218,7 +283,7 @@ def test_a_long_epoch_is_heard_of_within(log, clock):
     lines.within(2.75)
     clock.now = 2 * module.LINE_EVERY_S
     lines.evaluating("evaluating", 1000, 10_000)
-    assert text()[1:] == ["  epoch 3/10, 50% done", "  evaluating 1,000/10,000"]
+    assert text()[1:] == ["  epoch 3/10, 50% done, 60 s left", "  evaluating 1,000/10,000"]
 
 
 def test_the_end_of_an_epoch_belongs_to_it(log, clock):
@@ -227,7 +292,7 @@ def test_the_end_of_an_epoch_belongs_to_it(log, clock):
     for turn, done in enumerate((0.0, 1.0), 1):
         clock.now = turn * module.LINE_EVERY_S
         lines.within(done)
-    assert text() == ["svhn: Dropout: 1 replica, 1 epoch", "  epoch 1/1, 0% done", "  epoch 1/1, 100% done"]
+    assert text() == ["svhn: Dropout: 1 replica, 1 epoch", "  epoch 1/1, 0% done", "  epoch 1/1, 100% done, 0 s left"]
 
 
 def test_a_bar_moves_within_an_epoch(terminal):
@@ -242,7 +307,7 @@ def test_rounds_of_timing_are_heard_of(log, clock, terminal):
     lines.timing(1, 31)
     clock.now = 21.0
     lines.timing(2, 31)
-    assert text() == ["  round 2/31"]
+    assert text() == ["  round 2/31, 10 min left"]
     bars, shown = terminal
     bars.timing(2, 31)
     assert "timing" in shown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from cli_cases import MINE, PAPER, notes, rows
 
 from dropconnectpp.lab.config import experiments
 from dropconnectpp.lab.config.protocol import Architecture
+from dropconnectpp.lab.demo import measuring, showing
 from dropconnectpp.lab.replicas.stack import Stack
 from dropconnectpp.lab.report.render import drawing
 from dropconnectpp.lab.runs.owner import Owner
@@ -297,16 +299,55 @@ def test_a_demo_that_another_process_trains_ends_without_a_report(dcpp, small_de
         for protocol in experiments.demo(1, 1).protocols:
             store.claim([(store.add(protocol), 0)], Owner.here())
     code, out, err = dcpp("demo", "--repeats", "1", "--epochs", "1")
-    assert (code, out, err) == (3, "", "Other processes train the rest: 4 left.\n")
+    assert (code, out) == (3, "")
+    assert err.endswith("Other processes train the rest: 5 left.\n")
 
 
-def test_the_demo_trains_times_and_reports(dcpp, small_demo):
+def test_the_demo_shows_the_library_and_table_1_and_ends_in_five_lines_and_the_page(dcpp, small_demo, monkeypatch):
     code, out, err = dcpp("demo", "--repeats", "2", "--epochs", "1", "--device", "cpu")
     assert code == 0
-    assert "8 replicas, 1 epoch\n" in err
-    assert "timing in turn: No regularization, Dropout, DropConnect, DropConnect++" in err
-    assert [row.status for row in rows("dcpp-demo")] == ["done"] * 8
-    assert len(notes("timings", "dcpp-demo")) == 4
-    for label in ("No regularization", "Dropout", "DropConnect", "DropConnect++"):
-        assert label in out
-    assert Path("dcpp-demo/index.html").is_file()
+    assert "  plain network, seed 0, 0/16\n" in err
+    assert sum(int(count) for count in re.findall(r"(\d+) replicas, 1 epoch\n", err)) == 10
+    assert "timing in turn: No regularization, Dropout, DropConnect, DropConnect++, DropConnect++ (estimator" in err
+    assert [row.status for row in rows("dcpp-demo")] == ["done"] * 10
+    assert len(notes("timings", "dcpp-demo")) == 5
+    (shown,) = notes("demo", "dcpp-demo")
+    assert len(shown["networks"]) == 16
+    starts = (
+        "Few connections: ",
+        "What was kept: ",
+        "Foreign images: ",
+        "Deployed: ",
+        "The paper's Table 1 in small: ",
+    )
+    *lines, last = out.splitlines()
+    assert [line.split(". ")[0] for line in lines] == ["1", "2", "3", "4", "5"]
+    for line, start in zip(lines, starts, strict=True):
+        assert line[3:].startswith(start)
+    assert lines[-1].endswith("1 epoch, n = 2 networks of each method: too small to rank methods.")
+    assert last == "The page with all tables and figures: dcpp-demo/index.html"
+    page = html.unescape(Path("dcpp-demo/index.html").read_text())
+    for line in lines:
+        assert line[3:] in page, "the page says what the terminal says"
+    assert not any(word in page for word in ("beats", "is beaten by")), "no winner is declared"
+    monkeypatch.setattr(measuring, "accuracy", lambda *_: pytest.fail("trained again"))
+    assert dcpp("demo", "--repeats", "2", "--epochs", "1", "--device", "cpu")[:2] == (0, out)
+
+
+def test_a_demo_that_was_stopped_goes_on_with_the_next_network(dcpp, small_demo, monkeypatch):
+    real, left = showing._measured, iter(range(5))
+
+    def measured(*arguments: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(showing, "_measured", measured)
+        assert dcpp("demo", "--repeats", "1", "--epochs", "1")[:2] == (130, "")
+    (before,) = notes("demo", "dcpp-demo")
+    assert len(before["networks"]) == 5
+    assert dcpp("demo", "--repeats", "1", "--epochs", "1")[0] == 0
+    (after,) = notes("demo", "dcpp-demo")
+    assert after["networks"][:5] == before["networks"]
+    assert len(after["networks"]) == 8

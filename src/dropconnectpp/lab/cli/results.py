@@ -132,7 +132,10 @@ def write_report(out: Path, what: str = "table1", folder: Path | None = None) ->
     from dropconnectpp.lab import report as reports
 
     page = reports.build(out / "results.sqlite", folder or out)
-    say(reports.text(out / "results.sqlite", SHOWN.get(what, SHOWN["table1"])))
+    if what == "demo":
+        say("\n".join(f"{number}. {line}" for number, line in enumerate(reports.lines(out / "results.sqlite"), 1)))
+    else:
+        say(reports.text(out / "results.sqlite", SHOWN.get(what, SHOWN["table1"])))
     say(f"The page with all tables and figures: {page}")
     return page
 

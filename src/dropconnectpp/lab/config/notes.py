@@ -10,3 +10,5 @@ COMMANDS = {COMMAND: PAPERS_WAY, COMMAND_TOGETHER: TOGETHER, TIMING_COMMAND: PAP
 """Notes of commands, with the way of choosing that each took: a protocol with open settings may have taken both."""
 SPARSITY = "sparsity "
 """Notes that begin so tell which setting of a method was chosen at a share of weights, and what else was tried."""
+DEMO = "demo"
+"""The note of `dcpp demo`: its networks with few connections."""

@@ -129,6 +129,13 @@ def text(store_path: Path | str, only: Sequence[TableName] | None = None) -> str
     return "\n\n".join([tables, *warnings(content)])
 
 
+def lines(store_path: Path | str) -> tuple[str, ...]:
+    """What the demo of a store found, in a few lines; none where there was no demo."""
+    with Store.open(store_path, read_only=True) as store:
+        content = store.content()
+    return demo_lines(report_tables(content.rows, content.notes, content.protocols.values()))
+
+
 def warnings(content: Content) -> list[str]:
     """What a reader must know of a store's records: which are damaged and left out, and how many have no digest."""
     found = [f"Left out: {listed(content.damaged)}. {MENDING}."] if content.damaged else []

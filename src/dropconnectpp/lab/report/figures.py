@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from dropconnectpp.lab.report import paper_values
+from dropconnectpp.lab.report.demo_figures import demo_drawings
 from dropconnectpp.lab.report.formats import fixed
 from dropconnectpp.lab.report.frontier import frontier
 from dropconnectpp.lab.report.render.drawing import Drawing, FigureKind, LegendEntry, Panel, colour_of, dashes_of
@@ -70,6 +71,7 @@ def drawings(selected: Selected, found: Tables) -> dict[FigureKind, list[Drawing
         ]
         drawn[kind] = [drawing for drawing in made if drawing is not None]
     drawn["frontier"] = _frontiers(of_networks, found)
+    drawn["demo"] = demo_drawings(found)
     return drawn
 
 

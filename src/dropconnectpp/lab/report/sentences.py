@@ -15,6 +15,8 @@ Sentences = tuple[tuple[str, tuple[str, ...]], ...]
 """For each data set a heading and lines."""
 EQUAL = 0.05
 """Timings that differ by at most this share count as equal: they are medians of few measurements."""
+LEAST_EPOCHS = 10
+"""Networks that were trained for fewer epochs rank no methods: none of them has converged."""
 
 
 def summary(selected: Selected) -> str:
@@ -38,13 +40,33 @@ def _count(number: int, noun: str) -> str:
 
 def findings(accuracy: Table, significance: Table) -> Sentences:
     """How DropConnect++ does on each data set: its mean, the paper's, and which methods it beats."""
-    found = []
+    found: list[tuple[str, tuple[str, ...]]] = []
     for title, group in groupby(accuracy, lambda row: str(row["title"])):
-        ours = [row for row in group if row["kind"] == OURS and row["mean"] is not None]
+        rows = list(group)
+        ours = [row for row in rows if row["kind"] == OURS and row["mean"] is not None]
+        if short(rows):
+            found.append((title, (too_short(rows),)))
+            continue
         lines = tuple(_finding(row, [pair for pair in significance if pair["digest"] == row["digest"]]) for row in ours)
         if lines:
             found.append((title, lines))
     return tuple(found)
+
+
+def short(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether methods of one data set were trained for so few epochs that their order says nothing."""
+    epochs = [row["epochs"] for row in rows]
+    return bool(epochs) and all(one is not None and one < LEAST_EPOCHS for one in epochs)
+
+
+def too_short(rows: Sequence[Mapping[str, Any]]) -> str:
+    """That such methods are not ranked, with what they were trained for; empty where they were trained for longer."""
+    if not short(rows):
+        return ""
+    epochs, counts = ({int(row[name]) for row in rows} for name in ("epochs", "n"))
+    shown = [str(one.pop()) if len(one) == 1 else f"{min(one)} to {max(one)}" for one in (epochs, counts)]
+    plural = "" if shown[0] == "1" else "s"
+    return f"{shown[0]} epoch{plural}, n = {shown[1]} networks of each method: too small to rank methods."
 
 
 def _finding(row: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]]) -> str:

@@ -15,6 +15,9 @@ class Display:
     def note(self, text: str) -> None:
         """A line that stays."""
 
+    def work(self, epochs: int) -> None:
+        """How much will be trained, stack after stack: epochs of one network."""
+
     def group(self, title: str, replicas: int, epochs: int, done: int) -> None:
         """A stack starts, or goes on after ``done`` epochs."""
 
@@ -26,6 +29,9 @@ class Display:
 
     def evaluating(self, what: str, done: int, total: int) -> None:
         """The final evaluation goes on."""
+
+    def steps(self, what: str, done: int, total: int) -> None:
+        """What is being done now, of so many steps of which so many are over."""
 
     def timing(self, done: int, total: int) -> None:
         """How many rounds of timing are over."""

@@ -100,6 +100,8 @@ class Runner:
             for unit in {unit.protocol.digest: unit for unit in units}.values():
                 store.add(unit.protocol)
                 self._tell_damage(store, unit.protocol.digest)
+            left = wanted.keys() - store.finished()
+            self.display.work(sum(wanted[key].protocol.training.epochs for key in left))
             try:
                 while group := self._resumed(store, wanted) or self._fresh(store, wanted):
                     self._train(store, *group)

@@ -28,6 +28,7 @@ from dropconnectpp.lab.report.statistics import (
     welch,
 )
 from dropconnectpp.lab.report.tables.connections import connection_tables
+from dropconnectpp.lab.report.tables.demo import demo_tables
 from dropconnectpp.lab.report.tables.further import further_tables
 from dropconnectpp.lab.report.tables.rows import (
     OURS,
@@ -67,6 +68,7 @@ def tables_of(selected: Selected, notes: Notes, protocols: Iterable[StoredProtoc
         "samples": [row for column in selected.columns().values() for e in _ours_first(column) for row in _samples(e)],
         **further_tables(experiments),
         **connection_tables(others, notes),
+        **demo_tables(notes),
     }
 
 

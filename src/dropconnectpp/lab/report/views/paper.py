@@ -26,12 +26,18 @@ from dropconnectpp.lab.report.views.cells import (
     without_empty_columns,
 )
 from dropconnectpp.lab.report.views.connections import ConnectionsName, lay_out_connections
+from dropconnectpp.lab.report.views.demo import DemoName, lay_out_demo
 from dropconnectpp.lab.report.views.further import FurtherName, lay_out_further
 
 PaperName = Literal["overview", "accuracy", "significance", "time", "prediction", "samples"]
-TableName = PaperName | FurtherName | ConnectionsName
+TableName = PaperName | FurtherName | ConnectionsName | DemoName
 """A table that a report may show."""
-TABLES: tuple[str, ...] = (*get_args(PaperName), *get_args(FurtherName), *get_args(ConnectionsName))
+TABLES: tuple[str, ...] = (
+    *get_args(PaperName),
+    *get_args(FurtherName),
+    *get_args(ConnectionsName),
+    *get_args(DemoName),
+)
 TESTS: dict[PairTest, str] = {"student": "Student", "welch": "Welch", "paired": "Paired"}
 PREDICTIONS: dict[TimedPrediction, str] = {
     "none": "No regularization",
@@ -53,6 +59,7 @@ def lay_out(found: dict[str, Table]) -> dict[str, TableView]:
         _samples(found["samples"]),
         *lay_out_further(found),
         *lay_out_connections(found),
+        *lay_out_demo(found),
     ]
     return {table.name: without_empty_columns(table) for table in laid if table.groups}
 
