@@ -134,6 +134,8 @@ def _obstacle(module: nn.Module, owner: nn.Module | None, table: dict[type[nn.Mo
     """Why a layer must stay plain; None if it need not."""
     if isinstance(owner, nn.MultiheadAttention):
         return "nn.MultiheadAttention reads its weight instead of calling it, so masks would do nothing"
+    if hasattr(module, "_hf_hook") or "forward" in vars(module):
+        return "its forward was replaced, by accelerate for example; convert the model first, and dispatch it then"
     weight = module._parameters.get("weight")
     if weight is not None and nn.parameter.is_lazy(weight):
         return "its shape is not known yet; run the model once on a batch first"

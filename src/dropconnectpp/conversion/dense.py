@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,7 +61,21 @@ def to_dense(
             values[parameter] = folded[key]
         replacements[layer] = plain_layer(layer, values)
     replacements |= {layer: layer.dense() for layer in model.modules() if isinstance(layer, SparseLinear)}
-    return swap(model, replacements)
+    dense = swap(model, replacements)
+    _untie(dense)
+    return dense
+
+
+def _untie(model: nn.Module) -> None:
+    """Have a Hugging Face model know that its head has weights of its own now, so that nobody ties them again."""
+    heads = [getattr(model, name, None) for name in ("get_input_embeddings", "get_output_embeddings")]
+    config = getattr(model, "config", None)
+    if not all(callable(head) for head in heads) or not getattr(config, "tie_word_embeddings", False):
+        return
+    weights = [getattr(head(), "weight", None) for head in heads if head is not None]
+    if None not in weights and weights[0] is not weights[1]:
+        model.config = copy.deepcopy(config)  # type: ignore[assignment]
+        model.config.tie_word_embeddings = False  # type: ignore[union-attr]
 
 
 def plain_layer(layer: MaskedLayer, values: Mapping[str, nn.Parameter]) -> nn.Module:

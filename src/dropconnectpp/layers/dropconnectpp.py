@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, Self, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
@@ -130,7 +130,19 @@ class DropConnectPPLayer(GroupedLayer):
                 shape = self.gate_shape(name)
                 self.register_parameter(key, nn.Parameter(torch.empty(shape, **factory)))
         self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start weights and biases as the `nn` counterpart does, and the posterior as `reset_posterior` does."""
+        super().reset_parameters()
         self.reset_posterior()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """`to`, `to_empty` and their like; gates that came without values, from the meta device, start anew."""
+        without = [key for key in self.posterior_names if getattr(self, key).is_meta]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if without and not any(getattr(self, key).is_meta for key in without):
+            self.reset_posterior()
+        return self
 
     def posterior_start(
         self,
@@ -297,5 +309,12 @@ class DropConnectPPLayer(GroupedLayer):
         own = self.posterior_names
         if f"{prefix}weight" in state_dict and not any(prefix + name in state_dict for name in own):
             # A plain model's state: the posterior keeps its start.
-            state_dict.update({prefix + name: getattr(self, name) for name in own})
+            state_dict.update({prefix + name: self._start_of(name, state_dict[f"{prefix}weight"]) for name in own})
         super()._load_from_state_dict(state_dict, prefix, *arguments, **options)
+
+    def _start_of(self, key: str, weight: Tensor) -> Tensor:
+        """What a posterior's parameter is before any training; on a weight's device where it has no values yet."""
+        own: Tensor = getattr(self, key)
+        if not own.is_meta or weight.is_meta:
+            return own
+        return torch.full_like(own, self.posterior_start()[key.rpartition("_")[2]], device=weight.device)

@@ -34,6 +34,10 @@ class GroupedLayer(MaskedLayer):
 
     def _set_up_groups(self, granularity: Granularity) -> None:
         self.granularity = check_granularity(granularity)
+        self.retile()
+
+    def retile(self) -> None:
+        """Lay the groups anew, for a weight of another size."""
         groups = int(self.arguments().get("groups", 1))
         self.tiling = tiling_of(self.weight.shape, self.granularity, groups, type(self).__name__)
 

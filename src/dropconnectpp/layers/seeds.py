@@ -29,6 +29,8 @@ def fresh_draws(
     """
     if transformed() and not torch.compiler.is_compiling():
         return [Draw(None, handles or {}) for _ in range(count)]
+    if device.type == "meta":  # an offloaded layer, whose weights come when it is called
+        device = torch.device("cpu")
     if generator is None:  # no generator argument at all: torch.compile cannot trace one
         seeds = torch.randint(_SEEDS, (count,), device=device)
         rank = _rank()
