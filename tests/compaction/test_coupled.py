@@ -197,6 +197,21 @@ def test_a_model_that_would_give_something_else_is_an_error() -> None:
     assert str(model) == before
 
 
+def test_a_graph_that_torch_pruning_cannot_make_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Reading()
+    state = copy.deepcopy(model.state_dict())
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise TypeError("unsupported operand")
+
+    monkeypatch.setattr("torch_pruning.dependency.DependencyGraph.build_dependency", broken)
+    with pytest.raises(
+        ArgumentError, match=r"Torch-Pruning cannot follow the model \(TypeError: unsupported operand\)"
+    ):
+        dcpp.compact(model, torch.randn(4, 6), inplace=True)
+    assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
+
+
 def test_an_example_that_does_not_fit_is_an_error() -> None:
     model = settled(ResNet, CASES["residual sums"][1])
     with torch.no_grad():

@@ -118,8 +118,8 @@ def parametrised(model: nn.Module) -> nn.Module:
 
 
 OBSTACLES: dict[str, tuple[Any, str]] = {
-    "not pruned": (dense_chain, "no unit and no input of any layer is off: the model was not pruned"),
-    "no layer": (nn.ReLU, "no linear or convolutional layer"),
+    "not pruned": (dense_chain, "no unit, input or head of any layer is off: the model was not pruned"),
+    "no layer": (nn.ReLU, "no linear layer, convolution or attention"),
     "a hook": (lambda: hooked(masked_chain(0.01)), "1 has a forward hook"),
     "a parametrisation": (lambda: parametrised(dense_chain()), "a parameter of 1 is parametrised"),
     "batch statistics": (lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), r"Call model.eval\(\) first"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dropconnectpp import _compat
 from dropconnectpp.compaction.chains import ACTIVATIONS, CONVOLUTIONS, LAYERS, NORMS, tied_layers
-from dropconnectpp.compaction.tracing import Inputs, Trace, probes, trace
+from dropconnectpp.compaction.tracing import Inputs, Trace, count_positions, probes, trace
 from dropconnectpp.compaction.wiring import NOBODY, Wiring
 
 EACH_VALUE = {
@@ -73,7 +73,9 @@ class Coupled(Wiring):
 def read_coupled(model: nn.Module, inputs: Inputs, reshapes: bool = True) -> Coupled:
     """The wiring of a model in eval mode; without ``reshapes`` channels are not followed through view and reshape."""
     traced = trace(model, inputs, (*LAYERS, *NORMS, nn.PReLU, *ACTIVATIONS, nn.Flatten))
-    return Reader(model, traced, inputs, reshapes).read()
+    wiring = Reader(model, traced, inputs, reshapes).read()
+    wiring.outputs.update(count_positions(model, inputs, (nn.MultiheadAttention,)))
+    return wiring
 
 
 class Reader:

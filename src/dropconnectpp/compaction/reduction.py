@@ -5,19 +5,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dropconnectpp.compaction.chains import LAYERS, NORMS, is_chain, read_chain
+from dropconnectpp.compaction.attention import attentions, heads_on, select_heads
+from dropconnectpp.compaction.chains import LAYERS, is_chain, read_chain
+from dropconnectpp.compaction.costs import cost, counted, row
 from dropconnectpp.compaction.coupled import read_coupled
 from dropconnectpp.compaction.cutting import cut, select_inputs
 from dropconnectpp.compaction.folding import reading, settle, writing
-from dropconnectpp.compaction.selected import SELECTED
 from dropconnectpp.compaction.structure import replace_modules
-from dropconnectpp.compaction.summary import CompactedLayer, Compaction, count_bytes, count_parameters
+from dropconnectpp.compaction.summary import Compaction, count_bytes, count_parameters
 from dropconnectpp.compaction.tracing import Inputs, as_inputs, check_example, count_positions, floats, probes
 from dropconnectpp.compaction.wiring import Wiring
 from dropconnectpp.conversion import to_dense
@@ -36,9 +37,9 @@ def compact(model: nn.Module, example_input: Any = None, *, inplace: bool = Fals
     Single connections that are off inside the remaining rows and columns stay zeros: see `to_sparse`.
 
     Followed are linear and convolutional layers (groups too), BatchNorm, PReLU, activations, pooling, flattening,
-    residual sums and concatenations. What is not followed is left whole, and named in the result's `compaction.left`:
-    outputs of LayerNorm, softmax or a product with something else, layers that are used twice, and constant channels
-    before a zero padding, where folding would be wrong at the border.
+    residual sums, concatenations and the heads of nn.MultiheadAttention. What is not followed is left whole, and named
+    in the result's `compaction.left`: outputs of LayerNorm, softmax or a product with something else, layers that are
+    used twice, and constant channels before a zero padding, where folding would be wrong at the border.
 
     Args:
         model: A pruned model, masked or plain. It is not changed, unless ``inplace``.
@@ -75,10 +76,19 @@ def compact(model: nn.Module, example_input: Any = None, *, inplace: bool = Fals
     return _give_back(model, small) if inplace else small
 
 
+@dataclass(frozen=True)
+class Way:
+    """What is followed and replaced."""
+
+    reshapes: bool = True
+    selections: bool = True
+    heads: bool = True
+
+
 def _followed(dense: nn.Module, inputs: Inputs | None, expected: list[list[Tensor]] | None) -> nn.Module:
     """The compact model by the first way of following it that gives the same outputs."""
-    for reshapes, selections in ((True, True), (True, False), (False, False)):
-        small = _reduced(copy.deepcopy(dense), inputs, reshapes, selections)
+    for way in (Way(), Way(selections=False), Way(heads=False), Way(False, False, False)):
+        small = _reduced(copy.deepcopy(dense), inputs, way)
         difference = None if inputs is None or expected is None else _difference(small, inputs, expected)
         if difference is None:
             return small
@@ -88,19 +98,21 @@ def _followed(dense: nn.Module, inputs: Inputs | None, expected: list[list[Tenso
     )
 
 
-def _reduced(dense: nn.Module, inputs: Inputs | None, reshapes: bool, selections: bool) -> nn.Module:
+def _reduced(dense: nn.Module, inputs: Inputs | None, way: Way) -> nn.Module:
     """The compact model, with its record."""
-    before = {name: _facts(module) for name, module in _layers(dense).items()}
+    before = {name: cost(module) for name, module in counted(dense).items()}
     totals = count_parameters(dense), count_bytes(dense)
     with _evaluating(dense), torch.no_grad():
-        wiring = _wiring(dense, inputs, reshapes)
+        wiring = _wiring(dense, inputs, way.reshapes)
         folded = settle(dense, wiring)
         cut(dense, wiring)
-        selected = select_inputs(dense, list(wiring.reads)) if selections else {}
+        selected = select_inputs(dense, list(wiring.reads)) if way.selections else {}
+        if way.heads:
+            selected.update(select_heads(dense, wiring.left))
     small = replace_modules(dense, {dense.get_submodule(name): module for name, module in selected.items()})
     rows = [
-        _row(name, facts, _facts(small.get_submodule(name)), wiring.outputs.get(name), folded.get(name, 0))
-        for name, facts in before.items()
+        row(name, (old, cost(small.get_submodule(name))), wiring.outputs.get(name), folded.get(name, 0))
+        for name, old in before.items()
     ]
     small.compaction = Compaction(  # type: ignore[assignment]
         tuple(rows), (totals[0], count_parameters(small)), (totals[1], count_bytes(small)), dict(wiring.left)
@@ -112,7 +124,7 @@ def _wiring(dense: nn.Module, inputs: Inputs | None, reshapes: bool) -> Wiring:
     if is_chain(dense) or isinstance(dense, LAYERS):
         chain = read_chain(dense)
         if inputs is None or not chain.blocks:
-            chain.outputs = {} if inputs is None else count_positions(dense, inputs, LAYERS)
+            chain.outputs = {} if inputs is None else count_positions(dense, inputs, (*LAYERS, nn.MultiheadAttention))
             return chain
     if inputs is None:
         raise ArgumentError(
@@ -184,51 +196,16 @@ def _check_model(model: nn.Module) -> None:
 
 
 def _check_something_is_off(dense: nn.Module, masked: bool) -> None:
-    layers = {name: layer for name, layer in _layers(dense).items() if isinstance(layer, LAYERS)}
-    if not layers:
-        raise ArgumentError("compact: the model has no linear or convolutional layer. There is nothing to remove.")
-    if masked:
-        return
-    if all(bool(writing(layer).all()) and bool(reading(layer).all()) for layer in layers.values()):
+    layers = [layer for layer in counted(dense).values() if isinstance(layer, LAYERS)]
+    attending = list(attentions(dense).values())
+    if not (layers or attending):
         raise ArgumentError(
-            "compact: no unit and no input of any layer is off: the model was not pruned, or in single connections "
+            "compact: the model has no linear layer, convolution or attention. There is nothing to remove."
+        )
+    if masked or not all(bool(heads_on(layer).all()) for layer in attending):
+        return
+    if all(bool(writing(layer).all()) and bool(reading(layer).all()) for layer in layers):
+        raise ArgumentError(
+            "compact: no unit, input or head of any layer is off: the model was not pruned, or in single connections "
             "only. Use dropconnectpp.prune first, or dropconnectpp.to_sparse for single connections."
         )
-
-
-def _layers(model: nn.Module) -> dict[str, nn.Module]:
-    return {
-        name: module for name, module in model.named_modules() if type(module) in (*LAYERS, *NORMS, *SELECTED.values())
-    }
-
-
-def _facts(module: Any) -> CompactedLayer:
-    parameters = sum(p.numel() for p in module.parameters())
-    if isinstance(module, NORMS):
-        size = int(module.num_features)
-        return CompactedLayer("", type(module).__name__, (size, size), (size, size), (parameters,) * 2, (0, 0))
-    linear = isinstance(module, nn.Linear)
-    units = module.out_features if linear else module.out_channels
-    inputs = module.in_features if linear else module.in_channels
-    operations = 2 * module.weight.numel()
-    return CompactedLayer(
-        "", type(module).__name__, (units, units), (inputs, inputs), (parameters,) * 2, (operations, operations)
-    )
-
-
-def _row(name: str, old: CompactedLayer, new: CompactedLayer, positions: int | None, folded: int) -> CompactedLayer:
-    if positions is None and "Linear" in old.kind:
-        positions = 1
-    flops = None
-    if old.flops is not None and new.flops is not None and (positions is not None or "Norm" in old.kind):
-        flops = (old.flops[0] * (positions or 0), new.flops[1] * (positions or 0))
-    return replace(
-        old,
-        name=name or "(the model)",
-        kind=new.kind,
-        units=(old.units[0], new.units[1]),
-        inputs=(old.inputs[0], new.inputs[1]),
-        parameters=(old.parameters[0], new.parameters[1]),
-        flops=flops,
-        folded=folded,
-    )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dropconnectpp.errors import ShapeError
 
 
-class _Selection(nn.Module):
+class Selection(nn.Module):
     """The buffer that says which inputs are read, checked when it is loaded."""
 
     columns: Tensor
@@ -46,7 +46,7 @@ class _Selection(nn.Module):
         )
 
 
-class SelectedLinear(_Selection, nn.Linear):
+class SelectedLinear(Selection, nn.Linear):
     """`nn.Linear` on some of its inputs: y = W x[columns] + b. The others have no connection.
 
     >>> layer = SelectedLinear(2, 3, total=5)
@@ -76,7 +76,7 @@ class SelectedLinear(_Selection, nn.Linear):
         return f"{super().extra_repr()}, total={self.total}"
 
 
-class _SelectedConv(_Selection):
+class _SelectedConv(Selection):
     def __init__(self, *arguments: Any, total: int, device: Any = None, **options: Any) -> None:
         super().__init__(*arguments, device=device, **options)
         convolution: Any = self

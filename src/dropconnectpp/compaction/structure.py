@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dropconnectpp.compaction.attention import SelectedAttention
 from dropconnectpp.compaction.selected import SELECTED
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.layers.affine import ConvOperation, Operation
@@ -50,6 +51,16 @@ def _kinds() -> dict[str, Kind]:
     ]
     sparse = ("in_features", "out_features", "count")
     found.append(Kind(SparseLinear, sparse, sparse, nn.Linear, True))
+    attention = ("dropout", "batch_first")
+    found.append(
+        Kind(
+            SelectedAttention,
+            ("embed_dim", "head_dim", "num_heads", "total", "with_bias", *attention),
+            ("num_heads", "total"),
+            nn.MultiheadAttention,
+        )
+    )
+    found.append(Kind(nn.MultiheadAttention, ("embed_dim", "num_heads", *attention), base=nn.MultiheadAttention))
     for norm in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
         found.append(Kind(norm, _NORM, ("num_features",), norm))
     found.append(Kind(nn.PReLU, ("num_parameters",), ("num_parameters",), nn.PReLU))
@@ -226,13 +237,12 @@ def _plain_type(module: nn.Module | None) -> type[nn.Module] | None:
 
 def _check_sizes(name: str, kind: Kind, arguments: Mapping[str, Any], here: Any) -> None:
     """Sizes are whole numbers up to the plain layer's; the rest of a convolution's geometry is the same."""
-    inputs = "in_features" if hasattr(here, "in_features") else "in_channels"
     for size in kind.sizes:
         value = arguments[size]
         if size == "count":
             most = here.in_features * here.out_features
         else:
-            most = getattr(here, inputs if size == "total" else size)
+            most = getattr(here, _inputs(here) if size == "total" else size)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
             raise ArgumentError(
                 f"rebuild: {name or 'the model'} was saved with {size}={value!r}, the model has {most}."
@@ -245,6 +255,13 @@ def _check_sizes(name: str, kind: Kind, arguments: Mapping[str, Any], here: Any)
                     f"rebuild: {name or 'the model'} was saved with {geometry}={value!r}, the model's has {own!r}. "
                     "Build the architecture that was made compact."
                 )
+
+
+def _inputs(here: Any) -> str:
+    """What a layer selects from."""
+    if isinstance(here, nn.MultiheadAttention):
+        return "num_heads"
+    return "in_features" if hasattr(here, "in_features") else "in_channels"
 
 
 def _construct(name: str, kind: Kind, arguments: dict[str, Any], here: nn.Module | None) -> nn.Module:

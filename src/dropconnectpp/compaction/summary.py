@@ -10,7 +10,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class CompactedLayer:
-    """One layer before and after: how many units it has, and how many inputs it reads."""
+    """One layer before and after: how many units (heads, of attention) it has, and how many inputs it reads."""
 
     name: str
     kind: str

@@ -95,6 +95,11 @@ def trace(model: nn.Module, inputs: Inputs, known: tuple[type[nn.Module], ...]) 
                 output_transform=leaves,
                 verbose=False,
             )
+    except Exception as error:  # the model runs on the example: what fails is the graph of it
+        raise ArgumentError(
+            f"compact: Torch-Pruning cannot follow the model ({type(error).__name__}: {error}). Make its parts compact "
+            "one by one; nothing was changed."
+        ) from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -113,14 +118,23 @@ def _require() -> Any:
 
 def _recorder(calls: dict[nn.Module, list[Call]]) -> Callable[[nn.Module, Any, Any], None]:
     def record(module: nn.Module, given: Any, output: Any) -> None:
+        if isinstance(module, nn.MultiheadAttention):
+            output, given = output[0], given[:1] if len(given) > 1 and given[0].shape == given[1].shape else ()
         if not isinstance(output, Tensor) or not given or not isinstance(given[0], Tensor):
             return
         source = given[0].grad_fn
-        units = int(getattr(module, "out_features", getattr(module, "out_channels", 1)))
-        positions = output.numel() // max(units * (output.shape[0] if output.ndim > 1 else 1), 1)
+        units = int(getattr(module, "out_features", getattr(module, "out_channels", output.shape[-1])))
+        positions = output.numel() // max(units * _examples(module, output), 1)
         calls.setdefault(module, []).append(Call(source, output.grad_fn, given[0].ndim, output.ndim, positions))
 
     return record
+
+
+def _examples(module: nn.Module, output: Tensor) -> int:
+    """How many examples an output holds."""
+    if isinstance(module, nn.MultiheadAttention):
+        return output.shape[0 if module.batch_first else 1] if output.ndim == 3 else 1
+    return output.shape[0] if output.ndim > 1 else 1
 
 
 @contextmanager
