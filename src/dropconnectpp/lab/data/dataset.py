@@ -1,6 +1,6 @@
 """What a data set is: a training and a test split of uint8 images with labels, and where the files came from.
 
-Shapes: N images, C channels, H height, W width.
+Shapes: N images, C channels, H height, W width; of regression N examples, D inputs.
 """
 
 from __future__ import annotations
@@ -100,3 +100,25 @@ def check_arrays(arrays: Arrays, source: object) -> Arrays:
                 "The file is damaged or of another data set; get it again."
             )
     return arrays
+
+
+@dataclass(frozen=True, eq=False)
+class RegressionSet:
+    """Real inputs and targets in their own units, with published splits of one size."""
+
+    name: str
+    x: NDArray[np.float64]  # (N, D)
+    y: NDArray[np.float64]  # (N,)
+    splits: tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]
+    """Rows to train on and rows to test on."""
+    source: str = ""
+    content: str = ""
+    """A digest of values and splits."""
+
+    def describe(self) -> str:
+        """A line for a person to read."""
+        train, test = self.splits[0]
+        return (
+            f"{self.name}: {len(self.y):,} examples of {self.x.shape[1]} inputs, {len(self.splits)} splits into "
+            f"{len(train):,} to train on and {len(test):,} to test on"
+        )
