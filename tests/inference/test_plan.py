@@ -346,6 +346,34 @@ def test_gradients_of_several_minibatches_add_up() -> None:
         torch.testing.assert_close(value, reference.state_dict()[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_step_with_a_closure_is_a_step_like_any_other(by_name: bool) -> None:
+    """As Lightning and skorch step: the gradients come inside."""
+    found = []
+    for closed in (False, True):
+        model, elbo, plan = planned(60, price=0.5)
+        optimizer = adam(model)
+        torch.manual_seed(1)
+        for _ in range(60):
+
+            def closure(elbo: dcpp.ELBO = elbo, optimizer: Any = optimizer) -> Tensor:
+                optimizer.zero_grad()
+                loss = elbo(X, target=Y).loss
+                loss.backward()
+                return loss
+
+            if not closed:
+                closure()
+                optimizer.step()
+            elif by_name:
+                optimizer.step(closure=closure)
+            else:
+                optimizer.step(closure)
+            plan.step()
+        found.append(everything(model))
+    assert_same(*found)
+
+
 def test_a_call_without_a_step_of_an_optimiser_is_an_error() -> None:
     model, elbo, plan = planned()
     optimizer = adam(model)

@@ -41,7 +41,24 @@ def ignore(listener: Listener) -> None:
     _listeners.discard(listener)
 
 
-def _tell(optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
+def _tell(optimizer: Optimizer, arguments: Any, keywords: Any) -> Any:
+    """A step with a closure, as Lightning and skorch make it, has its gradients once the closure has run."""
+    closure = keywords.get("closure") or (arguments[1] if len(arguments) > 1 else None)
+    if closure is None:
+        _tell_all(optimizer)
+        return None
+
+    def told() -> Any:
+        result = closure()
+        _tell_all(optimizer)
+        return result
+
+    if "closure" in keywords:
+        return arguments, {**keywords, "closure": told}
+    return (arguments[0], told, *arguments[2:]), keywords
+
+
+def _tell_all(optimizer: Optimizer) -> None:
     for listener in list(_listeners):
         listener.before_step(optimizer)
 
