@@ -15,6 +15,7 @@ from torch import nn
 from dropconnectpp.errors import ConversionError
 from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
+from dropconnectpp.layers.sampling import one_draw
 from dropconnectpp.layers.sparse import SparseLinear
 
 
@@ -111,6 +112,12 @@ def _resize_token_embeddings(owner: nn.Module, *arguments: Any, **options: Any) 
         model.set_output_embeddings(head)
 
 
+def _generate(owner: nn.Module, *arguments: Any, **options: Any) -> Any:
+    """The owner's own, by one network from the first token to the last."""
+    with one_draw():
+        return type(owner).generate(owner, *arguments, **options)  # type: ignore[attr-defined]
+
+
 @torch.no_grad()
 def _refit(layer: MaskedLayer) -> None:
     """Give a layer whose parameters have other sizes now gates for them; those that there were stay."""
@@ -156,6 +163,7 @@ def _would_be_saved(owner: nn.Module) -> bool:
 
 _GUARDS: dict[str, tuple[Callable[[nn.Module], bool], Callable[..., Any]]] = {
     "save_pretrained": (_would_be_saved, _save_pretrained),
+    "generate": (_masked_inside, _generate),
     "merge": (_is_masked_adapter, _merge),
     "merge_adapter": (_has_masked_adapter, _merge),
     "merge_and_unload": (_has_masked_adapter, _merge),

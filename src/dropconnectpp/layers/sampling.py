@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from threading import Lock
-from typing import Any
+from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from dropconnectpp.errors import ArgumentError
+from dropconnectpp.errors import ArgumentError, check_choice
 from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.passes import (
     ForcedGates,
@@ -78,11 +79,22 @@ def draw_samples(
 
 _registering = Lock()
 """torch numbers hooks by a counter that two threads may read at once."""
+_lasting: WeakKeyDictionary[Use, Callable[[], AbstractContextManager[None]]] = WeakKeyDictionary()
+"""How each `sampling` context makes one draw last for several calls."""
+
+Lifetime = Literal["generation", "call", "context"]
+"""How long a draw of `sampling` lasts."""
 
 
 @contextmanager
-def sampling(model: nn.Module, generator: torch.Generator | None = None) -> Iterator[None]:
-    """Draw masks in eval mode too: each call of ``model`` inside draws anew, from ``generator``.
+def sampling(
+    model: nn.Module, generator: torch.Generator | None = None, *, per: Lifetime = "generation"
+) -> Iterator[None]:
+    """Draw masks in eval mode too, from ``generator``.
+
+    Each call of ``model`` inside draws anew, and a converted Hugging Face model's `generate` draws once for the whole
+    text: one network writes all of it. With ``per="call"`` each call inside `generate` draws too, a network for every
+    token; ``per="context"`` draws once for all that happens inside.
 
     A layer called twice within one call of ``model`` uses one mask. Checkpointed blocks inside the
     model are recomputed with theirs; do not wrap the call of ``model`` itself in a reentrant checkpoint.
@@ -93,39 +105,88 @@ def sampling(model: nn.Module, generator: torch.Generator | None = None) -> Iter
     >>> bool((a == b).all())
     False
     """
+    check_choice("per", per, get_args(Lifetime))
     layers = list(masked_layers(model).values())
 
     def draw() -> dict[nn.Module, Gates]:
         return draw_samples(layers, 1, generator, relaxed=model.training)[0].arms[0]
 
     outer = draw()  # for layers that are called by themselves
-    unused = True
-
-    def start(owner: Use) -> None:
-        nonlocal unused
-        if not any(_serves(owner, layer) for layer in layers):
-            return
-        # The first call takes the draw made on entering, unless masks were given since.
-        call = outer if unused and uses()[-1] is owner else draw()
-        unused = False
-        begin(call, owner)
-
-    def finish(owner: Use, outputs: object) -> None:
-        call = innermost_call(owner)
-        if call is not None:
-            end(call)
-            replay_in_backward(outputs, call.assignment)
-
     with running(outer, users=True) as owner:
+        if per == "context":
+            yield
+            return
+        calls = _Calls(owner, layers, outer, draw)
         with _registering:
-            before = model.register_forward_pre_hook(lambda *_: start(owner))
-            after = model.register_forward_hook(lambda *passed: finish(owner, passed[-1]), always_call=True)
+            before = model.register_forward_pre_hook(lambda *_: calls.start())
+            after = model.register_forward_hook(lambda *passed: calls.finish(passed[-1]), always_call=True)
+        if per == "generation":
+            _lasting[owner] = calls.last
         try:
             yield
         finally:
             with _registering:
                 before.remove()
                 after.remove()
+
+
+class _Calls:
+    """The draws of one `sampling` context, call by call."""
+
+    def __init__(
+        self,
+        owner: Use,
+        layers: Sequence[MaskedLayer],
+        outer: dict[nn.Module, Gates],
+        draw: Callable[[], dict[nn.Module, Gates]],
+    ) -> None:
+        self.owner, self.layers, self.outer, self.draw = owner, layers, outer, draw
+        self.unused = True
+        self.long: set[Use] = set()
+        """The draws that outlast the calls inside them."""
+
+    def start(self) -> None:
+        """A call begins."""
+        if innermost_call(self.owner) in self.long or not any(_serves(self.owner, layer) for layer in self.layers):
+            return
+        # The first call takes the draw made on entering, unless masks were given since.
+        call = self.outer if self.unused and uses()[-1] is self.owner else self.draw()
+        self.unused = False
+        begin(call, self.owner)
+
+    def finish(self, outputs: object) -> None:
+        """A call ends."""
+        call = innermost_call(self.owner)
+        if call is not None:
+            if call not in self.long:
+                end(call)
+            replay_in_backward(outputs, call.assignment)
+
+    @contextmanager
+    def last(self) -> Iterator[None]:
+        """One draw for all calls inside."""
+        before = innermost_call(self.owner)
+        self.start()
+        call = innermost_call(self.owner)
+        if call is None or call is before:
+            yield
+            return
+        self.long.add(call)
+        try:
+            yield
+        finally:
+            self.long.discard(call)
+            end(call)
+
+
+@contextmanager
+def one_draw() -> Iterator[None]:
+    """Have the `sampling` contexts around this draw once for all calls inside, where they allow it."""
+    with ExitStack() as stack:
+        for use in uses():
+            if use in _lasting:
+                stack.enter_context(_lasting[use]())
+        yield
 
 
 def _serves(owner: Use, layer: nn.Module) -> bool:
