@@ -123,19 +123,23 @@ SHOWN: dict[str, tuple[TableName, ...]] = {
     "table3": ("samples",),
     "figure1": ("accuracy", "shares"),
     "sparsity": ("connections", "connections_tests", "units"),
+    "uci": ("uci", "uci_tests"),
 }
 """The tables that a command prints at its end; the others are on the page."""
+ANY = ""
+"""No experiment in particular: a demo's lines where there was one, else the tables of "table1"."""
 
 
-def write_report(out: Path, what: str = "table1", folder: Path | None = None) -> Path:
-    """Build the report, print the tables of the experiment ``what``, and return the page's path."""
+def write_report(out: Path, what: str = ANY, folder: Path | None = None) -> Path:
+    """Build the report, print the tables of the experiment ``what``, or a demo's lines, and return the page's path."""
     from dropconnectpp.lab import report as reports
 
     page = reports.build(out / "results.sqlite", folder or out)
-    if what == "demo":
-        say("\n".join(f"{number}. {line}" for number, line in enumerate(reports.lines(out / "results.sqlite"), 1)))
+    lines = reports.lines(out / "results.sqlite") if what in ("demo", ANY) else ()
+    if lines:
+        say("\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1)))
     else:
-        say(reports.text(out / "results.sqlite", SHOWN.get(what, SHOWN["table1"])))
+        say(reports.text(out / "results.sqlite", SHOWN.get(what, (*SHOWN["table1"], *SHOWN["uci"]))))
     say(f"The page with all tables and figures: {page}")
     return page
 

@@ -40,7 +40,11 @@ def _accuracy(rows: Table) -> Drawing | None:
     """Accuracy against the share of weights kept, the plain network as a band."""
     sparse = {
         method: sorted(
-            (row for row in rows if row["kind"] == method and row["mean"] is not None and row["kept"]["mean"]),
+            (
+                row
+                for row in rows
+                if row["kind"] == method and row["mean"] is not None and row["kept"]["mean"] and row["asked"] > 0.0
+            ),
             key=lambda row: float(row["kept"]["mean"]),
         )
         for method in (PLAN, GRADUAL)

@@ -12,6 +12,8 @@ from dropconnectpp.lab.report.tables.demo import GRADUAL, PLAIN, PLAN, POSTERIOR
 from dropconnectpp.lab.report.tables.rows import Table
 
 Test = Mapping[str, Any] | None
+MISSED = 0.1
+"""A share kept that is further than this from the one asked for, as a share of it, is said."""
 AHEAD, BEHIND, EQUAL, UNTESTED = "ahead", "behind", "not distinguishable", "not tested"
 
 
@@ -45,22 +47,27 @@ def verdict(test: Test) -> str:
     return AHEAD if test["difference"] > 0 else BEHIND
 
 
-def _apart(test: Mapping[str, Any], digits: int = 1) -> str:
-    """A difference with its interval."""
-    low, high = test["interval"]
-    shown = [signed(value, digits) for value in (test["difference"], low, high)]
-    return f"{shown[0]}, 95% interval {shown[1]} to {shown[2]}"
+def _interval(test: Mapping[str, Any], digits: int, sign: float) -> str:
+    """The interval of a difference, in the direction in which it is told."""
+    ends = sorted(sign * end for end in test["interval"])
+    return f"95% interval {' to '.join(fixed(end, digits) for end in ends)}"
 
 
-def _against(test: Test, other: str, unit: str = " points", digits: int = 1) -> str:
-    """Ahead of, behind or not distinguishable from something, with the numbers."""
-    said = verdict(test)
+def against(test: Test, other: str, unit: str = " points", digits: int = 2) -> str:
+    """Ahead of, behind or not distinguishable from something, with the numbers.
+
+    >>> against({"difference": -1.0, "interval": (-1.4, -0.6), "adjusted_p": 0.01}, "the plain network")
+    '1.00 points behind the plain network (95% interval 0.60 to 1.40)'
+    """
     if test is None:
         return f"not tested against {other}"
+    said = verdict(test)
     if said == EQUAL:
-        return f"not distinguishable from {other} ({_apart(test, digits)})"
+        apart = f"{signed(test['difference'], digits)}{unit}, {_interval(test, digits, 1.0)}"
+        return f"not distinguishable from {other} ({apart}, adjusted p = {test['adjusted_p']:.2g})"
+    sign = 1.0 if said == AHEAD else -1.0
     joined = "ahead of" if said == AHEAD else "behind"
-    return f"{fixed(abs(test['difference']), digits)}{unit} {joined} {other} ({_apart(test, digits)})"
+    return f"{fixed(abs(test['difference']), digits)}{unit} {joined} {other} ({_interval(test, digits, sign)})"
 
 
 def _row(table: Table, kind: str, asked: float | None = None) -> Mapping[str, Any] | None:
@@ -74,18 +81,29 @@ def _few(table: Table) -> str:
     ours, plain = _row(table, PLAN), _row(table, PLAIN)
     if ours is None:
         return ""
-    text = f"Few connections: with {kept(ours['kept']['mean'])} of the weights, SparsityPlan classifies "
-    text += f"{fixed(ours['mean'], 1)}% of {ours['test']:,.0f} test images correctly (n = {ours['n']})"
+    text = f"Few connections: with {_share(ours)} of the weights, SparsityPlan classifies {fixed(ours['mean'], 1)}% of "
+    text += f"{_count(ours['test'])}test images correctly (n = {ours['n']})"
     if plain is not None:
-        text += f", {_against(ours['against_plain'], 'the plain network')}, which reaches {fixed(plain['mean'], 1)}%"
+        text += f", {against(ours['against_plain'], 'the plain network')}, which reaches {fixed(plain['mean'], 1)}%"
     by_verdict: dict[str, list[str]] = {}
     for row in table:
         if row["kind"] == PLAN and row["mean"] is not None and _row(table, GRADUAL, row["asked"]) is not None:
             test = row["against_gradual"]
-            said = f"at {kept(row['asked'])}" + ("" if test is None else f" ({_apart(test)})")
-            by_verdict.setdefault(verdict(test), []).append(said)
+            apart = "" if test is None else f" ({signed(test['difference'])}, {_interval(test, 2, 1.0)})"
+            by_verdict.setdefault(verdict(test), []).append(f"at {_share(row)}{apart}")
     parts = [f"{said} {listed(shares)}" for said, shares in by_verdict.items()]
     return f"{text}." + (f" Beside gradual magnitude pruning it is {listed(parts)}." if parts else "")
+
+
+def _share(row: Mapping[str, Any]) -> str:
+    """The share of weights kept, and that asked for where it is another: methods are compared by the latter."""
+    share, asked = row["kept"]["mean"], row["asked"]
+    missed = share is not None and abs(share - asked) > MISSED * asked
+    return f"{kept(share)} ({kept(asked)} were asked for)" if missed else kept(asked)
+
+
+def _count(number: float | None) -> str:
+    return "" if number is None else f"{number:,.0f} "
 
 
 def _kept(table: Table) -> str:
@@ -105,27 +123,27 @@ def _doubt(table: Table) -> str:
     ours, plain = _row(table, POSTERIOR), _row(table, PLAIN)
     if ours is None or plain is None:
         return ""
-    text = f"Foreign images: the entropy of DropConnect++ tells {ours['foreign']:,.0f} handwritten digits from clothes "
-    text += (
-        f"with an AUROC of {fixed(ours['mean'], 3)}, {_against(ours['against_plain'], 'the plain network', '', 3)}, "
+    text = (
+        f"Foreign images: the entropy of DropConnect++ tells {_count(ours['foreign'])}handwritten digits from clothes "
     )
-    text += f"which has {fixed(plain['mean'], 3)}. In accuracy it is "
-    return text + f"{_against(ours['accuracy_against_plain'], 'it')}."
+    text += f"with an AUROC of {fixed(ours['mean'], 3)}, {against(ours['against_plain'], 'the plain network', '', 3)}, "
+    text += f"which has {fixed(plain['mean'], 3)}. Its accuracy, {fixed(ours['accuracy']['mean'], 1)}%, is "
+    return text + f"{against(ours['accuracy_against_plain'], 'the other')}."
 
 
 def _small(table: Table) -> str:
     """A smaller file and a faster pass, where the spread of the timings excludes chance."""
-    if not table:
+    row = table[-1] if table else None
+    if row is None or min(row["bytes_before"]["mean"], row["bytes_after"]["mean"]) <= 0.0:
         return ""
-    row = table[-1]
     before, after = row["bytes_before"]["mean"], row["bytes_after"]["mean"]
     text = f"Deployed: compact() and save() make a file of {after / 1000:,.0f} kB, where the plain network has "
     text += f"{before / 1000:,.0f} kB ({significant(before / after, 2)} times smaller)."
     speed = row["speed"]
     if speed is None:
         return f"{text} Speed was not tested: that needs two networks."
-    times = f"{significant(speed['times'], 2)} times as fast, 95% interval {' to '.join(_ends(speed['interval']))}"
-    ms = f"{significant(row['ms_after']['mean'], 2)} ms instead of {significant(row['ms_before']['mean'], 2)}"
+    times = f"{significant(speed['times'])} times as fast, 95% interval {' to '.join(_ends(speed['interval']))}"
+    ms = f"{significant(row['ms_after']['mean'])} ms instead of {significant(row['ms_before']['mean'])}"
     if speed["p"] >= SIGNIFICANCE:
         return f"{text} In time it is not distinguishable from the plain network ({times})."
     pace = "faster" if speed["times"] > 1.0 else "slower"
@@ -133,7 +151,7 @@ def _small(table: Table) -> str:
 
 
 def _ends(interval: tuple[float, float]) -> tuple[str, str]:
-    return significant(interval[0], 2), significant(interval[1], 2)
+    return significant(interval[0]), significant(interval[1])
 
 
 def _table_1(accuracy: Table) -> str:

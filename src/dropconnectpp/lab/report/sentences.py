@@ -9,14 +9,12 @@ from typing import Any
 from dropconnectpp.lab.report.formats import fixed, significant
 from dropconnectpp.lab.report.selection import Selected
 from dropconnectpp.lab.report.statistics import SIGNIFICANCE
-from dropconnectpp.lab.report.tables.rows import OURS, Table
+from dropconnectpp.lab.report.tables.rows import OURS, Table, short
 
 Sentences = tuple[tuple[str, tuple[str, ...]], ...]
 """For each data set a heading and lines."""
 EQUAL = 0.05
 """Timings that differ by at most this share count as equal: they are medians of few measurements."""
-LEAST_EPOCHS = 10
-"""Networks that were trained for fewer epochs rank no methods: none of them has converged."""
 
 
 def summary(selected: Selected) -> str:
@@ -44,8 +42,8 @@ def findings(accuracy: Table, significance: Table) -> Sentences:
     for title, group in groupby(accuracy, lambda row: str(row["title"])):
         rows = list(group)
         ours = [row for row in rows if row["kind"] == OURS and row["mean"] is not None]
-        if short(rows):
-            found.append((title, (too_short(rows),)))
+        if said := too_short(rows):
+            found.append((title, (said,)))
             continue
         lines = tuple(_finding(row, [pair for pair in significance if pair["digest"] == row["digest"]]) for row in ours)
         if lines:
@@ -53,15 +51,9 @@ def findings(accuracy: Table, significance: Table) -> Sentences:
     return tuple(found)
 
 
-def short(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether methods of one data set were trained for so few epochs that their order says nothing."""
-    epochs = [row["epochs"] for row in rows]
-    return bool(epochs) and all(one is not None and one < LEAST_EPOCHS for one in epochs)
-
-
 def too_short(rows: Sequence[Mapping[str, Any]]) -> str:
     """That such methods are not ranked, with what they were trained for; empty where they were trained for longer."""
-    if not short(rows):
+    if not short(row["epochs"] for row in rows):
         return ""
     epochs, counts = ({int(row[name]) for row in rows} for name in ("epochs", "n"))
     shown = [str(one.pop()) if len(one) == 1 else f"{min(one)} to {max(one)}" for one in (epochs, counts)]
@@ -166,9 +158,10 @@ def monte_carlo(samples: Table) -> Sentences:
     return tuple(found.items())
 
 
-def pairs(significance: Table) -> Sentences:
-    """A sentence for each pair of methods, by Welch's test."""
+def pairs(significance: Table, accuracy: Table) -> Sentences:
+    """A sentence for each pair of methods, by Welch's test; none where networks were trained too short to be ranked."""
     found: dict[str, tuple[str, ...]] = {}
     for row in significance:
-        found[row["title"]] = (*found.get(row["title"], ()), row["sentence"])
+        said = too_short([one for one in accuracy if one["title"] == row["title"]])
+        found[row["title"]] = (said,) if said else (*found.get(row["title"], ()), row["sentence"])
     return tuple(found.items())

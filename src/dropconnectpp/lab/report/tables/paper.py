@@ -38,8 +38,10 @@ from dropconnectpp.lab.report.tables.rows import (
     difference,
     identity,
     plain,
+    short,
     statistic,
 )
+from dropconnectpp.lab.report.tables.uci import uci_tables
 from dropconnectpp.lab.runs.store import Row, StoredProtocol
 
 PairTest = Literal["student", "welch", "paired"]
@@ -69,6 +71,7 @@ def tables_of(selected: Selected, notes: Notes, protocols: Iterable[StoredProtoc
         **further_tables(experiments),
         **connection_tables(others, notes),
         **demo_tables(notes),
+        **uci_tables(selected.benchmarks),
     }
 
 
@@ -100,16 +103,25 @@ def _accuracy(column: Sequence[ReportedExperiment]) -> Table:
                 "failed": statuses.count("failed"),
                 "not_finite": sorted({row.key.replica for row in experiment.done} - set(values)),
                 "verified": experiment.verified,
-                "epochs": finite((experiment.settings.get("training") or {}).get("epochs")),
+                "epochs": epochs(experiment),
             }
         )
     return table
 
 
+def epochs(experiment: ReportedExperiment) -> float | None:
+    """For how many epochs its networks were trained."""
+    training = experiment.settings.get("training")
+    return finite(training.get("epochs")) if isinstance(training, Mapping) else None
+
+
 def best_of(column: Sequence[ReportedExperiment]) -> str | None:
-    """Digest of the method that beats all others by Welch's test, adjusted for all pairs, or None."""
+    """Digest of the method that beats all others by Welch's test, adjusted for all pairs, or None.
+
+    None also where networks were trained too short for their order to say anything.
+    """
     samples = {e.digest: list(e.values("accuracy").values()) for e in column}
-    if len(samples) < 2 or not all(samples.values()):
+    if len(samples) < 2 or not all(samples.values()) or short(epochs(e) for e in column):
         return None
     best = max(samples, key=lambda digest: float(statistic(samples[digest])["mean"]))
     pairs = list(combinations(samples, 2))

@@ -12,6 +12,8 @@ Table = list[dict[str, Any]]
 ByReplica = Mapping[int, float]
 OURS = "dropconnect++"
 """The kind of method that the report is about."""
+LEAST_EPOCHS = 10
+"""Networks that were trained for fewer epochs rank no methods: none of them has converged."""
 
 
 def statistic(values: Iterable[float]) -> dict[str, Any]:
@@ -39,6 +41,16 @@ def identity(experiment: ReportedExperiment) -> dict[str, Any]:
         "digest": experiment.digest,
         "trusted": experiment.trusted,
     }
+
+
+def short(epochs: Iterable[float | None]) -> bool:
+    """Whether networks that are compared were all trained for so few epochs that their order says nothing.
+
+    >>> short([5.0, 6.0]), short([5.0, 100.0]), short([None]), short([])
+    (True, False, False, False)
+    """
+    known = list(epochs)
+    return bool(known) and all(one is not None and one < LEAST_EPOCHS for one in known)
 
 
 def difference(mean: float | None, paper: float | None) -> float | None:

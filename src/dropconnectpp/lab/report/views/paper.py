@@ -28,15 +28,17 @@ from dropconnectpp.lab.report.views.cells import (
 from dropconnectpp.lab.report.views.connections import ConnectionsName, lay_out_connections
 from dropconnectpp.lab.report.views.demo import DemoName, lay_out_demo
 from dropconnectpp.lab.report.views.further import FurtherName, lay_out_further
+from dropconnectpp.lab.report.views.uci import UciName, lay_out_uci
 
 PaperName = Literal["overview", "accuracy", "significance", "time", "prediction", "samples"]
-TableName = PaperName | FurtherName | ConnectionsName | DemoName
+TableName = PaperName | FurtherName | ConnectionsName | DemoName | UciName
 """A table that a report may show."""
 TABLES: tuple[str, ...] = (
     *get_args(PaperName),
     *get_args(FurtherName),
     *get_args(ConnectionsName),
     *get_args(DemoName),
+    *get_args(UciName),
 )
 TESTS: dict[PairTest, str] = {"student": "Student", "welch": "Welch", "paired": "Paired"}
 PREDICTIONS: dict[TimedPrediction, str] = {
@@ -53,13 +55,14 @@ def lay_out(found: dict[str, Table]) -> dict[str, TableView]:
     laid = [
         _overview(found["accuracy"]),
         _accuracy(found["accuracy"]),
-        _significance(found["significance"]),
+        _significance(found["significance"], found["accuracy"]),
         _time(found["time"]),
         _prediction(found["time"]),
         _samples(found["samples"]),
         *lay_out_further(found),
         *lay_out_connections(found),
         *lay_out_demo(found),
+        *lay_out_uci(found),
     ]
     return {table.name: without_empty_columns(table) for table in laid if table.groups}
 
@@ -139,7 +142,7 @@ def _remarks(row: TableRow) -> str:
     return "; ".join(parts)
 
 
-def _significance(rows: Table) -> TableView:
+def _significance(rows: Table, accuracy: Table) -> TableView:
     def make(row: TableRow) -> tuple[Cell, ...]:
         test = row["welch"] or {}
         chances = [row[name] and row[name]["adjusted_p"] for name in TESTS]
@@ -166,7 +169,7 @@ def _significance(rows: Table) -> TableView:
             *trust_notes(rows),
         ),
         words=(1, 8),
-        sentences=sentences.pairs(rows),
+        sentences=sentences.pairs(rows, accuracy),
     )
 
 
