@@ -172,3 +172,19 @@ def test_a_compiled_module_gives_back_what_was_compiled() -> None:
     assert _compat.compiled_from(compiled) is module
     assert _compat.compiled_from(module) is None
     assert f"{_compat.COMPILED}.weight" in compiled.state_dict()
+
+
+# --------------------------------------------------------------------------------------- several processes
+
+
+def test_a_data_parallel_forward_is_seen(tmp_path: Path) -> None:
+    asked: list[bool] = []
+    layer = torch.nn.Linear(2, 2)
+    layer.register_forward_hook(lambda *_: asked.append(_compat.data_parallel_is_running()))
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        torch.nn.parallel.DistributedDataParallel(layer)(torch.ones(1, 2))
+    finally:
+        torch.distributed.destroy_process_group()
+    layer(torch.ones(1, 2))
+    assert asked == [True, False]

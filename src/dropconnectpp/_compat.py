@@ -96,6 +96,14 @@ def is_compiled(module: torch.nn.Module) -> bool:
     )
 
 
+# --------------------------------------------------------------------------------------- several processes
+
+
+def data_parallel_is_running() -> bool:
+    """Whether this code runs inside a forward of `DistributedDataParallel`; no public call says so."""
+    return torch.nn.parallel.DistributedDataParallel._active_ddp_module is not None
+
+
 # --------------------------------------------------------------------------------------- CUDA kernels
 
 

@@ -194,7 +194,7 @@ class ELBO(nn.Module):
 
         handle = self.model.register_forward_hook(remember, with_kwargs=True)
         try:
-            with running(self._watch.of(step.first, self.model), users=True):
+            with running(self._watch.of(step.first, self), users=True):
                 yield
         finally:
             handle.remove()
@@ -250,7 +250,7 @@ class ELBO(nn.Module):
             for arm, assignment in enumerate(sample.arms):
                 output = done
                 if done is None or rows:
-                    watched = self._watch.of(assignment, self.model)
+                    watched = self._watch.of(assignment, self)
                     with running(watched), frozen_statistics(self.model if arm else None):
                         output = self.model(*inputs, **options)
                 replay_in_backward(output, assignment)

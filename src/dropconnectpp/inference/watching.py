@@ -27,13 +27,15 @@ class Watch:
         self.asked: set[nn.Module] = set()
         self._current: list[Watched] = []
 
-    def of(self, gates: Mapping[nn.Module, Gates], model: nn.Module) -> Assignment:
-        """The assignment for a pass: one that notes what is asked, while there are steps left."""
+    def of(self, gates: Mapping[nn.Module, Gates], bound: nn.Module) -> Assignment:
+        """The assignment for a pass of an ELBO: one that notes what is asked, while there are steps left."""
         if not self.left or torch.compiler.is_compiling():
             return gates
-        if self.left == STEPS and _has_compiled_parts(model):
-            self.left = 0
-            return gates
+        if self.left == STEPS and not self._current:
+            _require_one_network(bound)
+            if _has_compiled_parts(bound):
+                self.left = 0
+                return gates
         self._current.append(Watched(gates))
         return self._current[-1]
 
@@ -61,3 +63,26 @@ class Watch:
 
 def _has_compiled_parts(model: nn.Module) -> bool:
     return any(_compat.is_compiled(module) for module in model.modules())
+
+
+def _require_one_network(bound: nn.Module) -> None:
+    """Warn of a training in several processes in which nothing averages the gradients."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return
+    trains = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in bound.parameters())
+    if not trains or _compat.data_parallel_is_running():
+        return
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel  # slow to import, and only now it matters
+
+    around = (nn.parallel.DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
+    if any(isinstance(module, around) for module in bound.modules()):
+        return
+    warnings.warn(
+        f"ELBO: {distributed.get_world_size()} processes train, and the model is called outside "
+        "DistributedDataParallel: nothing averages the gradients, and the processes' networks drift apart. Give ELBO "
+        "the wrapped model, in a Trainer the one that compute_loss is given and not self.model, or wrap the ELBO: "
+        "DistributedDataParallel(ELBO(model, ...)).",
+        UserWarning,
+        stacklevel=4,
+    )
