@@ -29,6 +29,7 @@ from dropconnectpp.lab.cli.results import make_folder, write_report
 from dropconnectpp.lab.config.method import METHODS, PAPER_METHODS
 from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.config.sparsity import NAMES as SPARSE_METHODS
+from dropconnectpp.lab.config.uci import KINDS as REGRESSION_METHODS
 
 if TYPE_CHECKING:
     from dropconnectpp.lab.config.experiments import Experiment
@@ -53,7 +54,7 @@ def run(
     what: Annotated[
         str,
         typer.Argument(
-            help="table1, table2, table3, figure1, sparsity, or a TOML file of your own.", show_default=False
+            help="table1, table2, table3, figure1, sparsity, uci, or a TOML file of your own.", show_default=False
         ),
     ],
     context: typer.Context,
@@ -63,14 +64,15 @@ def run(
         typer.Option(
             min=1,
             help="Networks of each method, from different random starts (default: 50; of sparsity 20; of a file as it "
-            "says).",
+            "says; of uci all published splits, or so many of the first).",
         ),
     ] = None,
     methods: Annotated[
         str | None,
         typer.Option(
             help=f"Methods to train, separated by commas; from {', '.join(METHODS)} (default: "
-            f"{','.join(PAPER_METHODS)}). Of sparsity from {', '.join(SPARSE_METHODS)} (default: all)."
+            f"{','.join(PAPER_METHODS)}). Of sparsity from {', '.join(SPARSE_METHODS)}, of uci from "
+            f"{', '.join(REGRESSION_METHODS)} (default: all)."
         ),
     ] = None,
     epochs: Annotated[
@@ -131,7 +133,9 @@ def run(
 
     table1, table2, table3 and figure1 are the paper's. sparsity compares methods that keep few connections, error
     against the share of weights kept: DropConnect++, pruning by size, Sparse VD and L0, each tried with as many
-    settings on held-out training data; the best at each share goes to the test set.
+    settings on held-out training data; the best at each share goes to the test set. uci compares methods on the
+    regression benchmark's sets that were fetched, on all published splits; settings are chosen within each training
+    split, as many for each method.
 
     If it is stopped or killed, the same command resumes it. Several processes may share a folder.
 
@@ -143,11 +147,16 @@ def run(
 
       dcpp run sparsity --dataset mnist --network lenet-300-100 --keep 0.05,0.02,0.01 --device cuda
 
+      dcpp run uci --dataset uci:yacht
+
       dcpp run mine.toml --out results --time-limit 9m
     """
     from dropconnectpp.lab.config import experiments
     from dropconnectpp.lab.runs import execution
 
+    if what == "uci":
+        _run_uci(context, dataset, methods, repeats, seed, out, time_limit, data_dir)
+        return
     if what not in experiments.NAMES and (what.endswith(".toml") or Path(what).is_file()):
         experiment = experiments.from_file(Path(what))
         _refuse(what, context, (*SHARED, *PAPER_ONLY, *SPARSITY_ONLY), f"Write it into {what}.")
@@ -229,6 +238,27 @@ def demo(
 # -------------------------------------------------------------------------- the steps of an experiment
 
 
+def _run_uci(
+    context: typer.Context,
+    dataset: str,
+    methods: str | None,
+    splits: int | None,
+    seed: int,
+    out: Path,
+    time_limit: str | None,
+    data_dir: Path | None,
+) -> None:
+    from dropconnectpp.lab.cli.uci import ADVICE, NOT_FOR_IT, run_uci
+
+    _refuse("uci", context, (*PAPER_ONLY, *SPARSITY_ONLY, *NOT_FOR_IT), ADVICE)
+    name = dataset if _given(context, "dataset") else None
+    listed = None if methods is None else _listed(methods)
+    complete = run_uci(name, listed, splits, seed, out, time_limit, data_dir, _command())
+    write_report(out, "uci")
+    if not complete:
+        raise typer.Exit(3)
+
+
 @contextmanager
 def _runner(
     out: Path, device: str, data_dir: Path | None, at_once: int | None, time_limit: str | None
@@ -270,9 +300,14 @@ SPARSITY_ONLY = ("network", "keep", "structured", "controls", "tries")
 def _refuse(what: str, context: typer.Context, names: tuple[str, ...], advice: str) -> None:
     """Raise if an option was given that this experiment does not take: it must not be ignored silently."""
     for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if _given(context, name):
             raise ProtocolError(f"--{name.replace('_', '-')} is not for {what}. {advice}")
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    """Whether an option was given on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _listed(names: str) -> list[str]:

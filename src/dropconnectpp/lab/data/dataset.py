@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dropconnectpp.errors import DropConnectError
+from dropconnectpp.lab.data.verification import Verification
+from dropconnectpp.lab.machine.terminal_text import printable
 
 
 class DataError(DropConnectError, ValueError):
@@ -52,6 +54,18 @@ class Dataset:
     licence: str
     citation: str
     provenance: Provenance
+    verification: Verification | None = field(default=None, repr=False)
+    """The check of every byte, where the arrays come from the cache."""
+
+    def begin_check(self) -> None:
+        """Let every byte be compared with its checksum in the background."""
+        if self.verification is not None:
+            self.verification.begin()
+
+    def require_whole(self) -> None:
+        """Wait for that check; raise `DataError` if the files are not what was prepared."""
+        if self.verification is not None:
+            self.verification.require()
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -63,14 +77,14 @@ class Dataset:
         """A few lines for a person to read."""
         counts = f"{len(self.train):,} training and {len(self.test):,} test images"
         verified = "official checksums" if self.provenance.verified else "UNVERIFIED: not the official checksums"
-        return "\n".join(
-            [
-                f"{self.name}: {counts}, {'x'.join(map(str, self.shape))}, {len(self.classes)} classes",
-                f"  source    {self.provenance.source} ({verified})",
-                f"  licence   {self.licence}",
-                f"  citation  {self.citation}",
-            ]
-        )
+        lines = [
+            f"{self.name}: {counts}, {'x'.join(map(str, self.shape))}, {len(self.classes)} classes",
+            f"  source    {self.provenance.source} ({verified})",
+            f"  licence   {self.licence}",
+            f"  citation  {self.citation}",
+        ]
+        # Names of folders are in it: none of them may be taken for a line, nor for an order to the terminal.
+        return "\n".join(printable(line.replace("\n", "\\n")) for line in lines)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dropconnectpp.lab.config.uci import PREFIX, SETS, set_named
-from dropconnectpp.lab.data import cache
+from dropconnectpp.lab.data import cache, placing
 from dropconnectpp.lab.data.dataset import DataError, RegressionSet
 from dropconnectpp.lab.data.download import ProgressCallback, silent
 from dropconnectpp.lab.data.formats import uci
+from dropconnectpp.lab.machine.user_paths import expanded
 
 FORMAT = 1
 ADVICE = (
@@ -36,7 +37,7 @@ def where(name: str, directory: Path | str | None = None) -> Path:
 
 def is_ready(name: str, directory: Path | str | None = None) -> bool:
     """Whether `load` would find it."""
-    return (where(name, directory) / cache.DESCRIPTION).is_file()
+    return placing.is_there(where(name, directory))
 
 
 def fetch(
@@ -65,8 +66,8 @@ def fetch(
         return load(name, directory=directory)
     if source_path is None:
         raise DataError(f"{name} is not downloaded by this command. {ADVICE}")
-    folder = _folder(name, Path(source_path).expanduser())
-    with cache.locked(place.parent, place.name, progress) as work:
+    folder = _folder(name, expanded(source_path))
+    with placing.locked(place.parent, place.name, progress) as work:
         found = uci.read(folder, name, lambda done, total: progress(f"reading {name}", done, total))
         _write(place, work, found)
     return load(name, directory=directory)
@@ -80,11 +81,11 @@ def load(name: str, *, directory: Path | str | None = None) -> RegressionSet:
     """
     name = set_named(name)
     place = where(name, directory)
-    if not (place / cache.DESCRIPTION).is_file():
+    if not placing.is_there(place):
         raise DataError(f"{name} is not in {place.parent}. {ADVICE}")
     again = f"Fetch it again: dcpp data fetch {name} --force --from FOLDER"
     try:
-        description = json.loads((place / cache.DESCRIPTION).read_text(encoding="utf-8"))
+        description = json.loads((place / placing.DESCRIPTION).read_text(encoding="utf-8"))
         arrays = {part: np.load(place / f"{part}.npy", allow_pickle=False) for part in ("x", "y", "train", "test")}
         source, stored = str(description["source"]), str(description["content"])
     except (OSError, ValueError, TypeError, KeyError, EOFError) as error:
@@ -116,7 +117,7 @@ def _folder(name: str, given: Path) -> Path:
 
 
 def _write(place: Path, work: Path, found: RegressionSet) -> None:
-    new = work / "new"
+    new = work / placing.NEW
     new.mkdir()
     arrays: dict[str, NDArray[Any]] = {
         "x": found.x,
@@ -127,7 +128,4 @@ def _write(place: Path, work: Path, found: RegressionSet) -> None:
     for part, array in arrays.items():
         np.save(new / f"{part}.npy", array, allow_pickle=False)
     description = {"format": FORMAT, "name": found.name, "source": found.source, "content": content_of(arrays)}
-    (new / cache.DESCRIPTION).write_text(json.dumps(description, indent=1), encoding="utf-8")
-    if place.exists():
-        place.rename(work / "old")
-    new.rename(place)
+    placing.install(place, work, json.dumps(description, indent=1).encode())

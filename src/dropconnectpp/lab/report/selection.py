@@ -162,6 +162,8 @@ class Selected:
     experiments: tuple[ReportedExperiment, ...]
     trials: tuple[str, ...]
     """Digests of protocols that served to choose settings, or were evaluated on held-out training data."""
+    benchmarks: tuple[Row, ...] = ()
+    """Rows of benchmarks, which have tables of their own."""
 
     @property
     def of_the_papers_network(self) -> Selected:
@@ -176,6 +178,8 @@ class Selected:
     @property
     def absence(self) -> str:
         """What to say when there is nothing to show."""
+        if self.benchmarks:
+            return "Results of a benchmark, and none on images."
         if not self.trials:
             return "There are no results yet."
         return (
@@ -194,8 +198,12 @@ class Selected:
 def select_experiments(rows: Iterable[Row], notes: Notes) -> Selected:
     """The experiments to show: all that were evaluated on the test set, except trials that were not chosen."""
     by_digest: dict[str, list[Row]] = defaultdict(list)
+    benchmarks = []
     for row in rows:
-        by_digest[row.key.digest].append(row)
+        if "benchmark" in row.protocol.settings:
+            benchmarks.append(row)
+        else:
+            by_digest[row.key.digest].append(row)
     chosen = {str(note.get("resolved")) for note in selection_notes(notes).values()}
     shown, trials = [], []
     for digest in sorted(by_digest):
@@ -205,7 +213,7 @@ def select_experiments(rows: Iterable[Row], notes: Notes) -> Selected:
             trials.append(digest)
         else:
             shown.append(plain_experiment(protocol, by_digest[digest]))
-    return Selected(tuple(_sorted(_named(shown))), tuple(trials))
+    return Selected(tuple(_sorted(_named(shown))), tuple(trials), tuple(benchmarks))
 
 
 def plain_experiment(protocol: StoredProtocol, rows: Iterable[Row] = ()) -> ReportedExperiment:

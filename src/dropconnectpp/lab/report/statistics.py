@@ -9,6 +9,7 @@ Results are frozen dataclasses of plain floats. No torch: a report can be rebuil
 | student    | do two means differ? The paper's test                            | equal variances  |
 | welch      | do two means differ?                                             |                  |
 | paired     | do two methods differ on the same starts and orders of examples? | pairs by replica |
+| resampled  | do two methods differ on splits that share examples?             | pairs by split   |
 | holm       | which of several differences remain significant together?        |                  |
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 # scipy.special has Student's distribution too, and scipy.stats takes seconds to import.
@@ -31,8 +32,8 @@ LARGEST = 1e300
 ROUNDING = 1e-15
 """A standard error below this share of the means is rounding of equal numbers, not spread."""
 
-TestName = Literal["Student", "Welch", "paired"]
-"""The three tests, as sentences name them."""
+TestName = Literal["Student", "Welch", "paired", "corrected"]
+"""The tests, as sentences name them."""
 
 Replica = TypeVar("Replica", bound=Hashable)
 
@@ -150,6 +151,31 @@ def paired(a: Mapping[Replica, float], b: Mapping[Replica, float]) -> Comparison
         differences.standard_deviation,
         difference=differences.mean,
         unpaired=unpaired,
+    )
+
+
+def resampled(a: Mapping[Replica, float], b: Mapping[Replica, float], test_share: float) -> Comparison:
+    """`paired`, for random splits of one data set: their training sets overlap, so differences are not independent.
+
+    The variance of the mean difference is (1/n + test_share) times that of a difference, Nadeau and Bengio (2003);
+    ``test_share`` is the number of test examples over that of training examples.
+
+    >>> a, b = {0: 1.0, 1: 2.0, 2: 3.5}, {0: 0.5, 1: 1.0, 2: 2.0}
+    >>> round(paired(a, b).p, 3), round(resampled(a, b, 1 / 9).p, 3)
+    (0.074, 0.095)
+    """
+    if not 0.0 <= test_share < math.inf:
+        raise ArgumentError(f"test_share must be a finite number of at least 0, got {test_share}.")
+    found = paired(a, b)
+    wider = math.sqrt(1.0 + found.n_a * test_share)
+    t = found.t / wider
+    half = 0.5 * (found.interval[1] - found.interval[0]) * wider
+    return replace(
+        found,
+        test="corrected",
+        t=t,
+        p=min(1.0, 2.0 * float(special.stdtr(found.degrees_of_freedom, -abs(t)))),
+        interval=(found.difference - half, found.difference + half),
     )
 
 

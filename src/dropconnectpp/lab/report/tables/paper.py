@@ -196,6 +196,7 @@ def _time(experiments: Sequence[ReportedExperiment], notes: Notes, protocols: It
                 "device": str(value.get("device", "")),
                 **{f"prediction_{rule}": finite(prediction.get(rule)) for rule in get_args(TimedPrediction)},
                 "paper": paper_values.seconds(experiment.paper_data, experiment.paper_kind),
+                **_rounds(value),  # none in stores of version 0.1
             }
         )
     sets, kinds = list(dict.fromkeys(e.title for e in experiments)), paper_values.KINDS
@@ -211,6 +212,19 @@ def _time(experiments: Sequence[ReportedExperiment], notes: Notes, protocols: It
         row["ratio"] = _ratio(row, table, "seconds_per_epoch", "title", "replicas", "device")
         row["paper_ratio"] = _ratio(row, table, "paper", "title")
     return table
+
+
+def _rounds(timings: Mapping[str, Any]) -> dict[str, Any]:
+    """What each round of a timing took, and in which session; nothing where that was not stored."""
+    given = timings.get("rounds")
+    if not isinstance(given, Mapping):
+        return {}
+    known = {
+        str(name): [float(one) for one in several]
+        for name, several in given.items()
+        if isinstance(several, list) and len(several) > 1 and all((finite(one) or 0.0) > 0.0 for one in several)
+    }
+    return {"session": str(timings.get("session", "")), "rounds": known}
 
 
 def _ratio(row: Mapping[str, Any], table: Table, name: str, *alike: str) -> float | None:

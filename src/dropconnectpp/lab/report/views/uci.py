@@ -1,0 +1,167 @@
+"""The tables of the UCI benchmark as a reader sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from dropconnectpp.lab.report.formats import DASH, fixed, interval, p_value, signed
+from dropconnectpp.lab.report.statistics import SIGNIFICANCE
+from dropconnectpp.lab.report.tables.rows import Table
+from dropconnectpp.lab.report.tables.uci import MEASURES, Measure
+from dropconnectpp.lab.report.views.cells import Cell, TableRow, TableView, cells, count, grouped, method, number
+
+UciName = Literal["uci", "uci_tests", "uci_published"]
+DIGITS = {"naval": 5, "kin8nm": 4}
+"""Of RMSE, where two are too few for the target's unit."""
+TITLES: dict[Measure, str] = {
+    "log_likelihood": "Log likelihood of DropConnect++, against",
+    "rmse": "RMSE of DropConnect++, against",
+}
+
+
+def lay_out_uci(found: dict[str, Table]) -> list[TableView]:
+    """The tables of this module, including those without rows."""
+    return [_results(found["uci"]), _tests(found["uci_tests"]), _published(found["uci_published"])]
+
+
+def with_error(measured: dict[str, Any], digits: int, *, strong: bool = False) -> Cell:
+    """A mean with its standard error."""
+    if measured["mean"] is None:
+        return Cell(DASH)
+    error = measured["standard_error"]
+    shown = fixed(measured["mean"], digits) + ("" if error is None else f" ± {fixed(error, digits)}")
+    return Cell(shown, strong, measured["mean"])
+
+
+def digits_of(row: TableRow) -> int:
+    """Of RMSE in the target's unit."""
+    return DIGITS.get(str(row["title"]), 2)
+
+
+def _title(row: TableRow) -> str:
+    if row["train"] is None or row["test"] is None:
+        return str(row["title"])
+    return f"{row['title']}, {row['train']:,.0f} examples to train on, {row['test']:,.0f} to test on"
+
+
+def _results(rows: Table) -> TableView:
+    best = {title: _best(rows, title) for title in {row["title"] for row in rows}}
+
+    def make(row: TableRow) -> tuple[Cell, ...]:
+        return cells(
+            method(row),
+            with_error(row["log_likelihood"], 3, strong=row["digest"] in best[row["title"]]["log_likelihood"]),
+            with_error(row["rmse"], digits_of(row), strong=row["digest"] in best[row["title"]]["rmse"]),
+            Cell(DASH if row["coverage"]["mean"] is None else f"{100 * row['coverage']['mean']:.0f}%"),
+            number(row["factor"]["mean"]),
+            number(row["keep_probability"]["mean"]),
+            Cell(f"{row['n']} of {row['splits']}", value=float(row["n"])),
+            count(row["settings"]) if row["settings"] else Cell(DASH),
+        )
+
+    diverged = [f"{row['method']} on {row['title']}: splits {row['diverged']}" for row in rows if row["diverged"]]
+    return TableView(
+        name="uci",
+        caption="UCI regression: mean ± standard error over the published splits, in the target's own unit",
+        columns=(
+            "Method",
+            "Log likelihood, nats",
+            "RMSE",
+            "In the 90% interval",
+            "Noise times",
+            "Kept",
+            "Splits",
+            "Settings tried",
+        ),
+        groups=grouped(rows, _title, make),
+        notes=(
+            "Log likelihood is the log of the density averaged over draws, the mean over test examples: higher is "
+            "better. Bold is the best mean of a set. Settings, and what the learned noise is multiplied by, were "
+            "chosen within each training split; an ensemble takes the plain network's. Kept is the mean learned keep "
+            "probability of the weights.",
+            *([f"Diverged and left out: {'; '.join(diverged)}."] if diverged else ()),
+        ),
+    )
+
+
+def _best(rows: Table, title: str) -> dict[Measure, set[str]]:
+    """Digests of the methods with the best means of a set."""
+    members = [row for row in rows if row["title"] == title and row["complete"]]
+    found: dict[Measure, set[str]] = {}
+    for name in MEASURES:
+        better: Callable[..., float] = max if name == "log_likelihood" else min
+        means = {row["digest"]: row[name]["mean"] for row in members if row[name]["mean"] is not None}
+        found[name] = {digest for digest, mean in means.items() if mean == better(means.values())}
+    return found
+
+
+def _tests(rows: Table) -> TableView:
+    def make(row: TableRow) -> tuple[Cell, ...]:
+        return cells(row["other"], *(cell for name in MEASURES for cell in _test(row, name)), count(_pairs(row)))
+
+    return TableView(
+        name="uci_tests",
+        caption="UCI regression: DropConnect++ less each other method, split by split",
+        columns=("Other method", "Log likelihood, nats", "p", "RMSE", "p", "n"),
+        groups=grouped(rows, lambda row: str(row["title"]), make),
+        notes=(
+            "In brackets the 95% interval. Splits share most of their training examples, so the variance of the "
+            "difference is multiplied by 1 + n times test over training examples (Nadeau and Bengio, 2003); p is "
+            "adjusted by Holm over all pairs of a column.",
+        ),
+        sentences=verdicts(rows),
+    )
+
+
+def _pairs(row: TableRow) -> int:
+    return max((row[name]["n"] for name in MEASURES if row[name] is not None), default=0)
+
+
+def _test(row: TableRow, name: Measure) -> tuple[Cell, Cell]:
+    test = row[name]
+    if test is None:
+        return Cell(DASH), Cell(DASH)
+    digits = 3 if name == "log_likelihood" else digits_of(row)
+    shown = f"{signed(test['difference'], digits)} ({interval(test['interval'], digits)})"
+    return Cell(shown, value=test["difference"]), Cell(p_value(test["adjusted_p"]), value=test["adjusted_p"])
+
+
+def verdicts(rows: Table) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """For each measure and other method, on which sets DropConnect++ is better, worse, or neither is shown."""
+    lines = []
+    for name in MEASURES:
+        said = [_verdict(rows, kind, name) for kind in dict.fromkeys(row["other_kind"] for row in rows)]
+        lines.append((TITLES[name], tuple(filter(None, said))))
+    return tuple((title, found) for title, found in lines if found)
+
+
+def _verdict(rows: Table, kind: str, name: Measure) -> str:
+    tested = [row for row in rows if row["other_kind"] == kind and row[name] is not None]
+    if not tested:
+        return ""
+    sign = 1.0 if name == "log_likelihood" else -1.0
+    sure = {row["title"]: row[name]["adjusted_p"] < SIGNIFICANCE for row in tested}
+    ahead = [row["title"] for row in tested if sign * row[name]["difference"] > 0]
+    places = {
+        "better on": [title for title in ahead if sure[title]],
+        "worse on": [title for title in sure if sure[title] and title not in ahead],
+        "not distinguishable on": [title for title in sure if not sure[title]],
+    }
+    parts = [f"{words} {', '.join(titles)}" for words, titles in places.items() if titles]
+    sets = "1 set" if len(tested) == 1 else f"{len(tested)} sets"
+    return f"{tested[0]['other']}: {'; '.join(parts)}. The mean is better on {len(ahead)} of {sets}."
+
+
+def _published(rows: Table) -> TableView:
+    def make(row: TableRow) -> tuple[Cell, ...]:
+        return cells(row["method"], number(row["log_likelihood"]), number(row["rmse"]), row["source"])
+
+    return TableView(
+        name="uci_published",
+        caption="UCI regression: published values on the same splits",
+        columns=("Method", "Log likelihood, nats", "RMSE", "Source"),
+        groups=grouped(rows, lambda row: str(row["title"]), make),
+        words=(3,),
+        long=True,
+    )
