@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 
 import dropconnectpp
+
+INTEGRATIONS = {"lightning": ("lightning",), "transformers": ("transformers", "pretrained")}
+collect_ignore = [  # doctests import every module
+    f"src/dropconnectpp/integrations/{module}.py"
+    for package, modules in INTEGRATIONS.items()
+    if find_spec(package) is None
+    for module in modules
+]
 
 torch.set_num_threads(1)  # on tiny tensors a second thread costs more than it brings
 

@@ -111,7 +111,9 @@ def test_the_library_imports_no_framework(run_python: Callable[..., str]) -> Non
     assert printed == "True []\n"
 
 
-@pytest.mark.parametrize(("module", "package"), [("sklearn", "sklearn")])
+@pytest.mark.parametrize(
+    ("module", "package"), [("sklearn", "sklearn"), ("lightning", "lightning"), ("transformers", "transformers")]
+)
 def test_a_missing_framework_is_an_error_that_names_its_extra(
     module: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
