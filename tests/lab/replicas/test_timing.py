@@ -33,7 +33,9 @@ PREDICTIONS = {"mean", "folded", "mc30"}
 )
 def test_every_method_is_measured_in_training_and_prediction(method, predictions):
     (found,) = timing.measure([replace(TINY, method=method)], tiny(), CPU, rounds=2, steps=2)
-    assert set(found) == {"seconds_per_epoch", "replicas", "prediction", "device"}
+    assert set(found) == {"seconds_per_epoch", "replicas", "prediction", "rounds", "device", "session"}
+    assert set(found["rounds"]) == {"epoch", *predictions}
+    assert all(len(several) == 2 for several in found["rounds"].values())
     assert set(found["prediction"]) == predictions
     seconds = [found["seconds_per_epoch"], *found["prediction"].values()]
     assert all(math.isfinite(value) and value > 0.0 for value in seconds)
@@ -53,6 +55,7 @@ def test_an_epoch_is_scaled_from_its_first_steps_and_shared_by_the_replicas(monk
     (found,) = timing.measure([TINY], tiny(), CPU, replicas=3, steps=2)
     # Shuffling once, then four batches an epoch of which two are timed; shared by three replicas.
     assert found["seconds_per_epoch"] == (6.0 + 6.0 / 2 * 4) / 3
+    assert found["rounds"]["epoch"] == [(6.0 + 6.0 / 2 * 4) / 3] * 31
     assert steps == [2]  # once before the clock starts
 
 
@@ -87,6 +90,14 @@ def test_predictions_are_scaled_to_ten_thousand(monkeypatch):
     monkeypatch.setattr(timing, "seconds", lambda *_: 3.0)
     (found,) = timing.measure([replace(TINY, method=Method(kind="none"))], tiny(), CPU, steps=1)
     assert found["prediction"] == {"none": pytest.approx(3.0 * 10_000 / 30)}
+    assert found["rounds"]["none"] == pytest.approx([3.0 * 10_000 / 30] * 31)
+
+
+def test_what_is_timed_together_has_one_session(monkeypatch):
+    monkeypatch.setattr(timing, "seconds", lambda *_: 3.0)
+    first, second = timing.measure([replace(TINY, method=Method(kind="none")), TINY], tiny(), CPU, rounds=2, steps=1)
+    (later,) = timing.measure([TINY], tiny(), CPU, rounds=2, steps=1)
+    assert first["session"] == second["session"] != later["session"]
 
 
 def test_what_is_open_gets_any_value_and_the_rest_stays():

@@ -193,32 +193,6 @@ def test_shares_are_given_by_replica_and_pooled(store: Store) -> None:
         assert text in page
 
 
-@pytest.mark.parametrize(
-    ("folded", "verdict"),
-    [(0.0102, "yes: "), (0.0090, "yes, cheaper: "), (0.0120, "no, more expensive: "), (None, "no, more expensive: ")],
-)
-def test_the_question_of_cost_is_answered_from_the_timings(store: Store, folded: float | None, verdict: str) -> None:
-    digests = fill_set(store, kinds=["dropout", "dropconnect++"])
-    common = {"replicas": 5, "device": "Some GPU"}
-    store.write_note(digests[0], "timings", {"seconds_per_epoch": 2.0, "prediction": {"dropout": 0.01}, **common})
-    prediction = {"mean": 0.015, "folded": folded, "mc30": 0.3}
-    store.write_note(digests[1], "timings", {"seconds_per_epoch": 3.0, "prediction": prediction, **common})
-    text = forms(store)["tables.md"].decode()
-    (line,) = re.findall(r"- CIFAR-10: Is DropConnect\+\+ as cheap as Dropout\? (.*)", text)
-    way = "By Eq. (19)" if folded is None else "Folded into a plain network"
-    assert line.startswith(f"{way}, {verdict}10,000 predictions take ")
-    assert f"{(folded or 0.015) / 0.01:.2f} times Dropout's 0.0100 s" in line
-    assert "Eq. (18) with 30 samples takes 30.00 times as long." in line
-    assert line.endswith("Training takes 1.50 times as long (the paper: 1.11).")
-
-
-def test_cost_on_other_devices_is_not_compared(store: Store) -> None:
-    digests = fill_set(store, kinds=["dropout", "dropconnect++"])
-    for digest, rule, device in zip(digests, ("dropout", "mean"), ("one", "two"), strict=True):
-        store.write_note(digest, "timings", {"prediction": {rule: 0.01}, "device": device})
-    assert "Not measured: there are no timings of Dropout's predictions on the same device." in str(forms(store))
-
-
 def test_monte_carlo_is_compared_with_one_pass_by_pairs(store: Store) -> None:
     results = {r: result(ACCURACY["dropconnect++"][r], "dropconnect++", r) for r in range(4)}
     for replica, found in results.items():

@@ -38,5 +38,11 @@ def main() -> None:
             f"[bold red]Error:[/] {escape(printable(str(error)))}", highlight=False, soft_wrap=True, emoji=False
         )
         raise SystemExit(1) from None
+    except OSError as error:  # the file system's own, such as a name that is too long
+        if error.filename is None:
+            raise
+        said = printable(f"{error.filename}: {error.strerror}. Give another path, or check the disk.")
+        Console(stderr=True).print(f"[bold red]Error:[/] {escape(said)}", highlight=False, soft_wrap=True, emoji=False)
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

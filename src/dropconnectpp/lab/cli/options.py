@@ -48,5 +48,5 @@ def duration(text: str) -> float:
     found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
     if not text or found is None:
         raise ProtocolError(f"time-limit must look like 90s, 9m or 1h30m, got {text!r}.")
-    hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return float(3600 * hours + 60 * minutes + seconds)
+    hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    return 3600 * hours + 60 * minutes + seconds

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import dropconnectpp
+from dropconnectpp.errors import DropConnectError
+from dropconnectpp.lab.cli.console import say
 from dropconnectpp.lab.cli.options import DataDirectory, DatasetName, DeviceName, Epochs, Seed
 from dropconnectpp.lab.config.method import METHODS, PRESETS, Method
 from dropconnectpp.lab.config.settings import ProtocolError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def train(
@@ -60,11 +67,10 @@ def train(
     protocol = replace(
         protocol, method=chosen, training=replace(protocol.training, step_size=step_size, epochs=epochs), root_seed=seed
     )
-    if not model.parent.is_dir():
-        raise ProtocolError(f"{model}: its folder does not exist. Make it, or give another path.")
-    if model.is_dir():
-        raise ProtocolError(f"{model}: is a folder. Give the path of a file in it.")
-    stack = Stack([Unit(protocol, 0)], data.load(dataset, directory=data_dir), devices.choose(device))
+    _require_writable(model)
+    found = data.load(dataset, directory=data_dir)
+    found.begin_check()
+    stack = Stack([Unit(protocol, 0)], found, devices.choose(device))
     with run_display() as display:
         display.group(f"{dataset}: {chosen.label}", 1, epochs, 0)
         for epoch in range(1, epochs + 1):
@@ -76,8 +82,36 @@ def train(
         raise ProtocolError(
             f"the training diverged at step size {step_size}, and nothing was written. Use a smaller step size."
         )
-    dropconnectpp.save(modules.to_module(stack, 0), model)
-    print(f"Test accuracy {point['accuracy']:.2f}% by Eq. (19). Written: {model}")
+    found.require_whole()
+    _save(modules.to_module(stack, 0), model)
+    say(f"Test accuracy {point['accuracy']:.2f}% by Eq. (19). Written: {model}")
+
+
+def _require_writable(model: Path) -> None:
+    """Raise now what would keep the network from being written after hours of training."""
+    if not model.parent.is_dir():
+        raise ProtocolError(f"{model}: its folder does not exist. Make it, or give another path.")
+    if model.is_dir():
+        raise ProtocolError(f"{model}: is a folder. Give the path of a file in it.")
+    try:
+        with tempfile.NamedTemporaryFile(dir=model.parent, prefix=".dcpp-"):
+            pass
+        with suppress(FileNotFoundError), model.open("rb+"):
+            pass
+    except OSError as error:
+        raise ProtocolError(
+            f"{model}: cannot be written ({error.strerror}). Give another path, or change the permissions."
+        ) from error
+
+
+def _save(network: nn.Module, model: Path) -> None:
+    """Write the network or, where that is no longer possible, keep it elsewhere and say where."""
+    try:
+        dropconnectpp.save(network, model)
+    except (DropConnectError, OSError) as error:
+        kept = Path(tempfile.mkdtemp(prefix="dropconnectpp-")) / "network.safetensors"
+        dropconnectpp.save(network, kept)
+        raise ProtocolError(f"{error} The trained network is not lost: {kept} holds it.") from error
 
 
 def _with_options(chosen: Method, name: str, **options: Any) -> Method:

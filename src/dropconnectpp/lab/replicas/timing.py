@@ -36,10 +36,11 @@ def measure(
     steps: int = 30,
     told: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, Any]]:
-    """Timings of complete protocols on one data set: medians over the rounds.
+    """Timings of complete protocols on one data set: medians over the rounds, and what each round took.
 
-    A round times each protocol once, so that a rising clock or a busy neighbour affects all alike. An epoch is scaled
-    from its first `steps`. ``told`` is called with the number of rounds that are over, and of all.
+    A round times each protocol once, so that a rising clock or a busy neighbour affects all alike: rounds of one
+    ``session`` may be compared in pairs. An epoch is scaled from its first `steps`. ``told`` is called with the number
+    of rounds that are over, and of all.
     """
     stacks = [
         Stack([Unit(protocol, replica) for replica in range(replicas)], dataset, device) for protocol in protocols
@@ -50,16 +51,28 @@ def measure(
         stack.batches = stack.batches[:steps]
         stack.train_epoch()
     runs = [{"shuffle": stack.shuffle, "steps": stack.train_batches, **_predictions(stack)} for stack in stacks]
-    medians = in_rounds(runs, device, rounds, told)
+    session = str(time.time_ns())
     return [
-        {
-            "seconds_per_epoch": (found.pop("shuffle") + found.pop("steps") / len(stack.batches) * epoch) / replicas,
-            "replicas": replicas,
-            "prediction": {name: seconds * PREDICTIONS / _examples(stack) for name, seconds in found.items()},
-            "device": devices.describe(device),
-        }
-        for stack, epoch, found in zip(stacks, epochs, medians, strict=True)
+        _found(stack, epoch, replicas, taken) | {"device": devices.describe(device), "session": session}
+        for stack, epoch, taken in zip(stacks, epochs, all_rounds(runs, device, rounds, told), strict=True)
     ]
+
+
+def _found(stack: Stack, epoch: int, replicas: int, taken: dict[str, list[float]]) -> dict[str, Any]:
+    """Seconds of an epoch of one network and of 10,000 predictions: their medians, and round by round."""
+    shuffles, steps = taken.pop("shuffle"), taken.pop("steps")
+    scale = PREDICTIONS / _examples(stack)
+
+    def an_epoch(shuffle: float, some: float) -> float:
+        return (shuffle + some / len(stack.batches) * epoch) / replicas
+
+    each = {name: [scale * one for one in several] for name, several in taken.items()}
+    return {
+        "seconds_per_epoch": an_epoch(statistics.median(shuffles), statistics.median(steps)),
+        "replicas": replicas,
+        "prediction": {name: statistics.median(several) for name, several in each.items()},
+        "rounds": {"epoch": [an_epoch(*one) for one in zip(shuffles, steps, strict=True)], **each},
+    }
 
 
 def in_rounds(
@@ -69,6 +82,17 @@ def in_rounds(
     told: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, float]]:
     """Median seconds of calls that take turns; each has run once before."""
+    found = all_rounds(runs, device, rounds, told)
+    return [{name: statistics.median(several) for name, several in times.items()} for times in found]
+
+
+def all_rounds(
+    runs: Sequence[Runs],
+    device: torch.device,
+    rounds: int,
+    told: Callable[[int, int], None] = lambda done, total: None,
+) -> list[dict[str, list[float]]]:
+    """Seconds of calls that take turns, for each round; each has run once before."""
     taken: list[dict[str, list[float]]] = [{name: [] for name in one} for one in runs]
     for one in runs:
         for run in one.values():
@@ -81,7 +105,7 @@ def in_rounds(
             for name, run in one.items():
                 times[name].append(seconds(run, device))
         told(done + 1, rounds)
-    return [{name: statistics.median(several) for name, several in times.items()} for times in taken]
+    return taken
 
 
 def _examples(stack: Stack) -> int:

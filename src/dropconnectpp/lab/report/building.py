@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dropconnectpp.errors import check_choice
+from dropconnectpp.lab.machine.user_paths import expanded
 from dropconnectpp.lab.report import provenance, sentences, writing
 from dropconnectpp.lab.report.demo_lines import demo_lines, demo_sentences
 from dropconnectpp.lab.report.figures import drawings as all_drawings
@@ -19,9 +21,11 @@ from dropconnectpp.lab.report.selection import (
     plain_experiment,
     select_experiments,
 )
+from dropconnectpp.lab.report.shortlist import shortened
 from dropconnectpp.lab.report.tables.paper import report_tables, tables_of
 from dropconnectpp.lab.report.tables.rows import Table
 from dropconnectpp.lab.report.views.paper import TABLES, TableName, lay_out
+from dropconnectpp.lab.runs.rows import DIVERGED_NLL
 from dropconnectpp.lab.runs.store import MENDING, Content, Row, Store, StoredProtocol, listed
 
 PAGE = "index.html"
@@ -56,7 +60,7 @@ def build(
     with Store.open(store_path, read_only=True) as store:
         content = store.content()
     commands = (command,) if command else provenance.commands(content.notes)
-    folder = Path(out_dir).expanduser()
+    folder = expanded(out_dir)
     found = report_files(
         select_experiments(content.rows, content.notes),
         content.notes,
@@ -95,7 +99,7 @@ def report_files(
     saved: dict[str, bytes] = {}
     for drawing in drawn if figures else ():
         saved |= {f"figures/{name}": content for name, content in figure_files(drawing).items()}
-    behind = [*selected.experiments, *_timed_only(selected, found["time"], protocols)]
+    behind = [*selected.experiments, *_timed_only(selected, found["time"], protocols), *_benchmarks(selected)]
     texts[PAGE] = page.render(
         summary=summary,
         findings=findings,
@@ -112,20 +116,37 @@ def report_files(
     return {**{name: text.encode(errors="replace") for name, text in texts.items()}, **saved}
 
 
+def _benchmarks(selected: Selected) -> list[ReportedExperiment]:
+    """The experiments of benchmarks, in the order of their rows."""
+    digests = dict.fromkeys(row.key.digest for row in selected.benchmarks)
+    return [
+        plain_experiment(rows[0].protocol, rows)
+        for digest in digests
+        if (rows := [row for row in selected.benchmarks if row.key.digest == digest])
+    ]
+
+
 def _timed_only(selected: Selected, time: Table, protocols: Iterable[StoredProtocol]) -> list[ReportedExperiment]:
     """Experiments that were timed but have no results."""
     timed = {row["digest"] for row in time} - {experiment.digest for experiment in selected.experiments}
     return [plain_experiment(protocol) for protocol in protocols if protocol.digest in timed]
 
 
-def text(store_path: Path | str, only: Sequence[TableName] | None = None) -> str:
-    """The tables of a store as plain text for a terminal; ``only`` names those to show.
+def text(store_path: Path | str, only: Sequence[TableName] | None = None, *, brief: bool = False) -> str:
+    """The tables of a store as plain text for a terminal.
 
-    Raises `ArgumentError` if a name is not that of a table.
+    Args:
+        store_path: the store to read.
+        only: names of the tables to show (default: all).
+        brief: where a data set has more than six methods, show the best five and the pairs of them that differ.
+
+    Raises:
+        ArgumentError: a name is not that of a table.
+        StoreError: there is no store to read.
     """
     with Store.open(store_path, read_only=True) as store:
         content = store.content()
-    tables = text_tables(content.rows, content.notes, content.protocols.values(), only)
+    tables = text_tables(content.rows, content.notes, content.protocols.values(), only, brief=brief)
     return "\n\n".join([tables, *warnings(content)])
 
 
@@ -144,6 +165,12 @@ def warnings(content: Content) -> list[str]:
             f"{content.unverified} of {len(content.finished)} finished networks were stored without a digest, by "
             "version 0.1: no change of their numbers would show."
         )
+    if content.diverged_as_done:
+        found.append(
+            f"{content.diverged_as_done} of {len(content.finished)} finished networks have an NLL of "
+            f"{DIVERGED_NLL:.0f} nats or more: by today's rule they diverged. They were stored as done, and the tables "
+            "have them."
+        )
     return found
 
 
@@ -152,11 +179,16 @@ def text_tables(
     notes: Notes,
     protocols: Iterable[StoredProtocol] = (),
     only: Sequence[TableName] | None = None,
+    *,
+    brief: bool = False,
 ) -> str:
-    """All tables, or those that ``only`` names, as aligned plain text for a terminal."""
+    """All tables, or those that ``only`` names, as aligned plain text for a terminal; ``brief`` as in `text`."""
     for name in only or ():
         check_choice("only", name, TABLES)
     rows = list(rows)
-    views = lay_out(report_tables(rows, notes, protocols))
-    shown = [table for name, table in views.items() if only is None or name in only]
-    return "\n\n".join(as_text(table) for table in shown) or select_experiments(rows, notes).absence
+    found = report_tables(rows, notes, protocols)
+    found, left_out = shortened(found) if brief else (found, ())
+    shown = [table for name, table in lay_out(found).items() if only is None or name in only]
+    if not shown:
+        return select_experiments(rows, notes).absence
+    return "\n\n".join([*(as_text(table) for table in shown), *(textwrap.fill(line, 80) for line in left_out)])

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from dropconnectpp.lab.report.formats import fixed, significant
 from dropconnectpp.lab.report.selection import Selected
-from dropconnectpp.lab.report.statistics import SIGNIFICANCE
+from dropconnectpp.lab.report.statistics import SIGNIFICANCE, Comparison, SampleError, paired, welch
 from dropconnectpp.lab.report.tables.rows import OURS, Table, short
 
 Sentences = tuple[tuple[str, tuple[str, ...]], ...]
 """For each data set a heading and lines."""
 EQUAL = 0.05
-"""Timings that differ by at most this share count as equal: they are medians of few measurements."""
+"""Timings that differ by at most this share count as equal, whatever their spread."""
 
 
 def summary(selected: Selected) -> str:
@@ -116,16 +117,16 @@ def _cost(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
         if other["kind"] == "dropout" and other["device"] == row["device"] and other["prediction_dropout"]
     ]
     way, seconds = _one_pass(row)
+    rule = "folded" if row["prediction_folded"] is not None else "mean"
     if not others or seconds is None:
         return f"{question} Not measured: there are no timings of Dropout's predictions on the same device."
     other = others[0]
     base = float(other["prediction_dropout"])
     ratio = seconds / base
-    unequal = "yes, cheaper" if ratio < 1.0 else "no, more expensive"
-    verdict = "yes" if abs(ratio - 1.0) <= EQUAL else unequal
+    spread = ratio_of_rounds(row, other, rule, "dropout")
     text = (
-        f"{question} {way}, {verdict}: 10,000 predictions take {significant(seconds)} s, {fixed(ratio)} times "
-        f"Dropout's {significant(base)} s."
+        f"{question} {way}, {_costlier(ratio, spread)}: 10,000 predictions take {significant(seconds)} s, "
+        f"{fixed(ratio)} times Dropout's {significant(base)} s{_shown(spread, ' (', ')')}."
     )
     further = []
     if row["prediction_folded"] is not None and row["prediction_mean"] is not None:
@@ -142,10 +143,47 @@ def _training(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     mine, base = row["seconds_per_epoch"], other["seconds_per_epoch"]
     if not mine or not base or row["replicas"] != other["replicas"]:
         return ""
-    paper = ""
+    told = [_shown(ratio_of_rounds(row, other, "epoch", "epoch"))]
     if row["paper"] and other["paper"]:
-        paper = f" (the paper: {fixed(row['paper'] / other['paper'])})"
-    return f" Training takes {fixed(mine / base)} times as long{paper}."
+        told.append(f"the paper: {fixed(row['paper'] / other['paper'])}")
+    beside = "; ".join(filter(None, told))
+    return f" Training takes {fixed(mine / base)} times as long{f' ({beside})' if beside else ''}."
+
+
+def ratio_of_rounds(row: Mapping[str, Any], other: Mapping[str, Any], mine: str, its: str) -> Comparison | None:
+    """The logarithm of a ratio of seconds, over the rounds: in pairs where both were timed in one session.
+
+    None where rounds were not stored, or do not vary.
+    """
+    taken = [one.get("rounds", {}).get(name) for one, name in ((row, mine), (other, its))]
+    if not all(taken):
+        return None
+    a, b = ([math.log(seconds) for seconds in several] for several in taken)
+    try:
+        if row["session"] and row["session"] == other["session"]:
+            return paired(dict(enumerate(a)), dict(enumerate(b)))
+        return welch(a, b)
+    except SampleError:
+        return None
+
+
+def _costlier(ratio: float, spread: Comparison | None) -> str:
+    """What a ratio of times allows to say: a difference needs a spread that excludes chance."""
+    if abs(ratio - 1.0) <= EQUAL:
+        return "yes"
+    if spread is None:
+        return "not tested, since no spread is stored"
+    if spread.p >= SIGNIFICANCE:
+        return "not distinguishable"
+    return "yes, cheaper" if spread.difference < 0.0 else "no, more expensive"
+
+
+def _shown(spread: Comparison | None, before: str = "", after: str = "") -> str:
+    """The interval of a ratio."""
+    if spread is None:
+        return ""
+    low, high = (fixed(math.exp(end)) for end in spread.interval)
+    return f"{before}95% interval {low} to {high}, {min(spread.n_a, spread.n_b)} rounds{after}"
 
 
 def monte_carlo(samples: Table) -> Sentences:

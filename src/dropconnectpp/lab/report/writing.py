@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from dropconnectpp.errors import DropConnectError
+from dropconnectpp.lab.machine.whole_files import write_whole
 
 LIST = ".report-files"
 """Lists the files that a report wrote, so that the next one removes those it no longer writes, and nothing else."""
 OURS = re.compile(r"(figures|tables)/[a-z0-9_-]+\.(svg|png|pdf|csv)|tables(-document)?\.(md|tex)|index\.html")
+ABANDONED = re.compile(rf"({OURS.pattern}|{re.escape(LIST)})\.\d+\.new")
+ABANDONED_S = 3600.0
+"""A file that was being written that long ago belongs to a process that was killed."""
 
 
 class ReportError(DropConnectError, OSError):
@@ -25,6 +29,7 @@ def write(folder: Path, files: Mapping[str, bytes]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in _listed(folder) - set(files):
             (folder / name).unlink(missing_ok=True)
+        _forget_abandoned(folder)
         for name, content in {**files, LIST: listing}.items():
             _write(folder / name, content)
     except OSError as error:
@@ -48,9 +53,12 @@ def _write(path: Path, content: bytes) -> None:
     if path.is_file() and path.read_bytes() == content:
         return
     path.parent.mkdir(exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_bytes(content)
-        part.replace(path)  # all at once: a browser may have the old file open
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(path, content)  # all at once: a browser may have the old file open
+
+
+def _forget_abandoned(folder: Path) -> None:
+    """Remove what processes left that were killed while they wrote."""
+    for path in [*folder.glob("*.new"), *folder.glob("figures/*.new"), *folder.glob("tables/*.new")]:
+        name = path.relative_to(folder).as_posix()
+        if ABANDONED.fullmatch(name) and time.time() - path.stat().st_mtime > ABANDONED_S:
+            path.unlink(missing_ok=True)
