@@ -112,15 +112,15 @@ def test_the_library_imports_no_framework(run_python: Callable[..., str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("module", "package"), [("sklearn", "sklearn"), ("lightning", "lightning"), ("transformers", "transformers")]
+    ("module", "part"), [("sklearn", "base"), ("lightning", "pytorch"), ("transformers", "trainer")]
 )
 def test_a_missing_framework_is_an_error_that_names_its_extra(
-    module: str, package: str, monkeypatch: pytest.MonkeyPatch
+    module: str, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"dropconnectpp.integrations.{module}"
     monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    monkeypatch.setitem(sys.modules, f"{package}.base", None)
+    for package in (module, f"{module}.{part}"):
+        monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
     with pytest.raises(MissingPackageError, match=rf"pip install 'dropconnectpp\[{module}\]'"):
         importlib.import_module(name)
 
