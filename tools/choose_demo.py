@@ -1,6 +1,6 @@
 """Choose the step sizes of `dcpp demo` on MNIST, which the demo does not show; needs `dcpp data fetch mnist`.
 
-    python tools/choose_demo.py                 the table, and what to write into lab/demo/training.py
+    python tools/choose_demo.py                 the table, and what to write into lab/runs/demo/training.py
 
 Each method is tried with the same step sizes and seeds, on 6,000 images of MNIST's training set: as many as the demo
 has. Another 1,500 of them judge. Those that keep few connections are tried at one share, `KEEP`.
@@ -18,9 +18,9 @@ from torch import nn
 from dropconnectpp.lab.data import load
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.data.normalisation import standardise
-from dropconnectpp.lab.demo import measuring, training
-from dropconnectpp.lab.demo.showing import Settings
-from dropconnectpp.lab.demo.training import Images
+from dropconnectpp.lab.runs.demo import measuring, training
+from dropconnectpp.lab.runs.demo.showing import Settings
+from dropconnectpp.lab.runs.demo.training import Images
 
 STEPS = (1e-3, 2e-3, 4e-3, 8e-3)
 KEEP = 0.02

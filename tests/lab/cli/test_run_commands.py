@@ -16,9 +16,9 @@ from cli_cases import MINE, PAPER, notes, rows
 
 from dropconnectpp.lab.config import experiments
 from dropconnectpp.lab.config.protocol import Architecture
-from dropconnectpp.lab.demo import measuring, showing
 from dropconnectpp.lab.replicas.stack import Stack
 from dropconnectpp.lab.report.render import drawing
+from dropconnectpp.lab.runs.demo import measuring, showing
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.runner import Runner
 from dropconnectpp.lab.runs.store import Store

@@ -217,8 +217,8 @@ def demo(
 
     If it is stopped, the same command resumes it.
     """
-    from dropconnectpp.lab import demo as library
     from dropconnectpp.lab.config import experiments
+    from dropconnectpp.lab.runs import demo as library
     from dropconnectpp.lab.runs import execution
 
     experiment = experiments.demo(repeats, epochs)

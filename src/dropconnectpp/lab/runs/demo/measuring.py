@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import dropconnectpp as dcpp
-from dropconnectpp.lab.demo.training import Images
+from dropconnectpp.lab.runs.demo.training import Images
 
 DRAWN = 20
 """Networks drawn from a posterior."""

@@ -11,7 +11,7 @@ import torch
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.lab.config.notes import DEMO
 from dropconnectpp.lab.data.dataset import Dataset
-from dropconnectpp.lab.demo import measuring, training
+from dropconnectpp.lab.runs.demo import measuring, training
 from dropconnectpp.lab.runs.store import Store
 
 PLAIN, POSTERIOR, PLAN, GRADUAL = "plain", "posterior", "plan", "gradual"
