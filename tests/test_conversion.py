@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -124,9 +125,37 @@ def test_a_weight_tied_to_an_embedding_stays_tied() -> None:
     assert converted["out"].weight is converted["embed"].weight
 
 
-def test_nothing_matched_is_a_warning_that_lists_the_layers() -> None:
-    with pytest.warns(UserWarning, match=r"nothing matched include='head\*'.*0, 3, 4"):
-        dcpp.convert(small_network(), "head*")
+@pytest.mark.parametrize(
+    ("include", "shown"),
+    [("head*", r"'head\*'"), (["0", "head*"], r"'head\*'"), ([nn.Conv3d, "4", "fc"], "Conv3d, 'fc'")],
+)
+def test_every_pattern_must_match_a_layer(include: Any, shown: str) -> None:
+    model = small_network()
+    with pytest.raises(ConversionError, match=f"nothing matches include={shown}\\. .* converted: 0, 3, 4\\."):
+        dcpp.convert(model, include, inplace=True)
+    assert type(model[0]) is nn.Conv2d, "nothing was changed"
+
+
+def test_a_pattern_may_match_what_is_excluded() -> None:
+    assert type(dcpp.convert(small_network(), ["*"], exclude=["0"])[0]) is nn.Conv2d
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"estimater": "bbvi"},
+            "neither have layers of kind 'dropconnect++'. Did you mean 'estimator'?",
+        ),
+        ({"incldue": ["0"]}, "Did you mean 'include'?"),
+        ({"kind": "dropconnect", "keep_probabilty": 0.5}, "kind 'dropconnect'. Did you mean 'keep_probability'?"),
+        ({"kind": "dropconnect", "beta": 2.0}, "There are: include, exclude, kind, preset,"),
+        ({"qqq": 1}, "There are: include, exclude, kind, preset, example_input, inplace, alpha,"),
+    ],
+)
+def test_unknown_options_name_the_nearest(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        dcpp.convert(small_network(), **options)
 
 
 def test_bad_patterns_and_kinds_are_errors() -> None:
@@ -138,7 +167,7 @@ def test_bad_patterns_and_kinds_are_errors() -> None:
 
 def test_converting_twice_changes_nothing_more() -> None:
     model = dcpp.convert(small_network())
-    with pytest.warns(UserWarning, match="nothing matched"):
+    with pytest.warns(UserWarning, match="nothing was converted"):
         again = dcpp.convert(model)
     assert torch.equal(again[3].weight_logit, model[3].weight_logit)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from inspect import Parameter, signature
 from typing import Any
 
 from torch import nn
@@ -15,7 +18,7 @@ from dropconnectpp.errors import ArgumentError, ConversionError, check_choice
 from dropconnectpp.layers import public as kinds
 from dropconnectpp.layers.affine import construction_arguments
 from dropconnectpp.layers.base import MaskedLayer
-from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
+from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer, PosteriorOptions
 from dropconnectpp.presets import preset_options
 
 Pattern = str | type[nn.Module]
@@ -51,7 +54,8 @@ def convert(
     """Turn a model's linear and convolutional layers into DropConnect++ layers, weights kept.
 
     ``include`` and ``exclude`` are module names with wildcards ("fc*", "features.0") or types
-    (nn.Linear); by default every layer that can be converted is. ``options`` go to each layer
+    (nn.Linear); by default every layer that can be converted is. A pattern of ``include`` that
+    matches no such layer is an error. ``options`` go to each layer
     (estimator, hyper, mask, alpha, ...); ``preset`` names a set of them, see `PRESETS`, and what
     ``options`` say goes before it. Parameters stay the same objects, so ties, devices,
     dtypes, requires_grad and optimiser states hold; layers that share a weight share its logits.
@@ -65,14 +69,15 @@ def convert(
     ask for, or whose weights were read as they are, are an error that names them.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-    >>> convert(model, include=["0"])[0]
-    DropConnectPPLinear(in_features=8, out_features=4, bias=True, hyper='marginal', mask='batch', estimator='bbvi')
+    >>> [type(layer).__name__ for layer in convert(model, include=["0"])]
+    ['DropConnectPPLinear', 'ReLU', 'Linear']
     """
     table = CONVERTED[check_choice("kind", kind, CONVERTED)]
     if preset is not None:
         if kind != "dropconnect++":
             raise ArgumentError(f"preset={preset!r} needs kind='dropconnect++', got {kind!r}, which learns no rate.")
         options = preset_options(preset) | options
+    _check_options(kind, options)
     model = model if inplace else copied(model)
     wanted, unwanted = _patterns(include), _patterns(exclude) or []
     owners = {id(child): (owner, name) for name, owner in model.named_modules() for child in owner.children()}
@@ -80,6 +85,7 @@ def convert(
     shared: dict[int, MaskedLayer] = {}
     left: list[str] = []
     plain_types: tuple[type[nn.Module], ...] = tuple(table)
+    _require_matches(model, wanted or [], plain_types)
     for name, module in model.named_modules():
         if not isinstance(module, plain_types) or _matches(name, module, unwanted):
             continue
@@ -95,10 +101,8 @@ def convert(
     if left:
         warnings.warn(f"convert left plain: {'; '.join(left)}.", UserWarning, stacklevel=2)
     if not replacements:
-        names = [n or "(the model itself)" for n, m in model.named_modules() if isinstance(m, plain_types)]
         warnings.warn(
-            f"convert: nothing matched include={include!r}. Layers that could be converted: "
-            f"{', '.join(names) or 'none'}.",
+            f"convert: nothing was converted. Layers that could be: {_names(model, plain_types)}.",
             UserWarning,
             stacklevel=2,
         )
@@ -122,6 +126,39 @@ def _patterns(given: Pattern | Sequence[Pattern] | None) -> list[Pattern] | None
                 "For example include=['fc*', nn.Conv2d]."
             )
     return found
+
+
+def _check_options(kind: str, options: Iterable[str]) -> None:
+    """An option that neither `convert` nor its layers have is an error that names the nearest."""
+    if kind == "dropconnect++":
+        known = [*(field.name for field in fields(PosteriorOptions)), "mask", "activation"]
+    else:
+        parameters = signature(kinds.DropConnectLinear).parameters.values()
+        known = [one.name for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
+        known = [name for name in known if name not in ("device", "dtype")]
+    own = [name for name in signature(convert).parameters if name not in ("model", "options")]
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, [*known, *own], 1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join([*own, *known])}."
+            raise ArgumentError(f"convert has no option {name!r}, and neither have layers of kind {kind!r}. {hint}")
+
+
+def _require_matches(model: nn.Module, patterns: Iterable[Pattern], plain_types: tuple[type[nn.Module], ...]) -> None:
+    """Raise unless each pattern matches a layer that could be converted: a typing error would leave it plain."""
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, plain_types)]
+    missed = [one for one in patterns if not any(_matches(name, module, [one]) for name, module in layers)]
+    if missed:
+        shown = ", ".join(repr(one) if isinstance(one, str) else one.__name__ for one in missed)
+        raise ConversionError(
+            f"convert: nothing matches include={shown}. A pattern is a layer's full name, with wildcards, or a type. "
+            f"Layers that could be converted: {_names(model, plain_types)}."
+        )
+
+
+def _names(model: nn.Module, plain_types: tuple[type[nn.Module], ...]) -> str:
+    names = [name or "(the model itself)" for name, one in model.named_modules() if isinstance(one, plain_types)]
+    return ", ".join(names) or "none"
 
 
 def _matches(name: str, module: nn.Module, patterns: Iterable[Pattern]) -> bool:

@@ -16,12 +16,15 @@ from dropconnectpp.estimators import Concrete, Eq16, Estimator, EstimatorName, S
 from dropconnectpp.layers.granularity import Granularity, check_granularity
 from dropconnectpp.layers.grouped import GroupedLayer
 from dropconnectpp.layers.passes import BinaryGates, Gates, GaussianGates, RelaxedGates
+from dropconnectpp.layers.untaught import watch
 from dropconnectpp.ops.drawn import Draw
 from dropconnectpp.ops.posterior import GatePosterior
 from dropconnectpp.ops.prior import HYPERS, SHARINGS, Hyper, Prior, Sharing
 
 Parameterisation = Literal["logit", "probability"]
 """Whether pi~ or its log-odds is optimised."""
+PRUNED = "_extra_state"
+"""What torch calls a module's extra state; ours is how many synapses were pruned."""
 EstimatorLike = EstimatorName | Estimator | dict[str, Any]
 
 
@@ -53,7 +56,7 @@ class PosteriorOptions:
     """What becomes of pi: "marginal" sums it out, "optimal" uses its best q(pi), "learned" trains alpha~ and beta~."""
     sharing: Sharing = "synapse"
     """Which gates share one pi."""
-    estimator: EstimatorLike = "bbvi"
+    estimator: EstimatorLike = "straight-through"
     """How the likelihood's gradient reaches pi~; see `dropconnectpp.estimators`."""
     parameterisation: Parameterisation = "logit"
     """Whether pi~ or its log-odds is optimised."""
@@ -183,6 +186,12 @@ class DropConnectPPLayer(GroupedLayer):
                 if parameter is not None:
                     parameter.fill_(value)
 
+    def forward(self, input: Tensor) -> Tensor:
+        output = super().forward(input)
+        if self.training and self.estimator.scores:
+            watch(self, output, self.estimator.name)
+        return output
+
     @property
     def pathwise(self) -> bool:
         return not self.estimator.scores
@@ -305,11 +314,32 @@ class DropConnectPPLayer(GroupedLayer):
         shown |= {key: getattr(self, key) for key, usual in others.items() if getattr(self, key) != usual}
         return ", ".join(f"{key}={value!r}" for key, value in shown.items())
 
+    # ------------------------------------------------------------------------------------- the state
+
+    def get_extra_state(self) -> Tensor:
+        """How many synapses are off for good: so that a state whose masks were lost on the way is known."""
+        masks = [kept for name in self.synapse_names if (kept := self.kept(name)) is not None and not kept.is_meta]
+        return torch.tensor(sum(kept.numel() - int(kept.sum()) for kept in masks))
+
+    def set_extra_state(self, state: Any) -> None:
+        """Nothing: the masks are buffers, and `_load_from_state_dict` compares."""
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any) -> None:
         own = self.posterior_names
         if f"{prefix}weight" in state_dict and not any(prefix + name in state_dict for name in own):
             # A plain model's state: the posterior keeps its start.
             state_dict.update({prefix + name: self._start_of(name, state_dict[f"{prefix}weight"]) for name in own})
+        lost = state_dict.setdefault(f"{prefix}{PRUNED}", torch.tensor(0))
+        if (
+            not lost.is_meta
+            and bool(lost)
+            and not any(f"{prefix}{name}_kept" in state_dict for name in self.synapse_names)
+        ):
+            arguments[-1].append(
+                f"{prefix.rstrip('.') or 'the model'}: {int(lost)} synapses are pruned in this state, and its masks "
+                "are missing, since the model that it was read for has none. Prune the model in any way first, or use "
+                "dropconnectpp.save and load."
+            )
         super()._load_from_state_dict(state_dict, prefix, *arguments, **options)
 
     def _start_of(self, key: str, weight: Tensor) -> Tensor:
