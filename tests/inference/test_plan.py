@@ -587,6 +587,7 @@ def test_layers_pay_in_proportion_to_their_kl_weight() -> None:
 
 def test_where_gradients_are_reduced_over_processes_the_log_odds_go_on_having_one(monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     model, elbo, plan = planned()
     train(elbo, plan, adam(model), STEPS)
     assert plan.phase == "fixed"

@@ -14,7 +14,7 @@ from dropconnectpp.conversion.swapping import copied, swap
 from dropconnectpp.errors import ConversionError, check_choice
 from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.dropconnect import DropConnectLayer
-from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
+from dropconnectpp.layers.dropconnectpp import PRUNED, DropConnectPPLayer
 from dropconnectpp.layers.seeds import fresh_draws
 from dropconnectpp.layers.sparse import SparseLinear
 from dropconnectpp.ops.drawn import Draw
@@ -139,4 +139,4 @@ def plain_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 def _own_keys(layer: MaskedLayer) -> list[str]:
     posterior = layer.posterior_names if isinstance(layer, DropConnectPPLayer) else []
-    return [*posterior, "weight_kept", "bias_kept"]
+    return [*posterior, "weight_kept", "bias_kept", PRUNED]

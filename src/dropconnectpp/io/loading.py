@@ -16,7 +16,16 @@ from dropconnectpp.compaction.structure import rebuild
 from dropconnectpp.conversion import replacement_of, swap
 from dropconnectpp.errors import ArgumentError, FileFormatError
 from dropconnectpp.io.container import check_digest, read
-from dropconnectpp.io.naming import first_few, join, masked_by_name, modules_by_name, plain_name, shown, unwrapped
+from dropconnectpp.io.naming import (
+    first_few,
+    join,
+    masked_by_name,
+    modules_by_name,
+    plain_name,
+    shown,
+    stored_state,
+    unwrapped,
+)
 from dropconnectpp.io.packing import DTYPES, unpack
 from dropconnectpp.io.schema import (
     FORMAT,
@@ -247,11 +256,11 @@ def _kinds_in_file(path: Path, described: Description, tensors: Mapping[str, Ten
 
 def _kinds_in_model(model: nn.Module, replacements: Mapping[nn.Module, MaskedLayer]) -> dict[str, Kind]:
     """The tensors that the model's state will have once its layers are converted."""
-    kinds = {plain_name(key): _kind(value) for key, value in model.state_dict().items()}
+    kinds = {plain_name(key): _kind(value) for key, value in stored_state(model).items()}
     for name, module in modules_by_name(model).items():
         made = replacements.get(module)
         if made is not None:
-            kinds |= {join(name, key): _kind(value) for key, value in made.state_dict().items()}
+            kinds |= {join(name, key): _kind(value) for key, value in stored_state(made).items()}
         masked = made if made is not None else module
         if isinstance(masked, MaskedLayer):
             for parameter in masked.synapse_names:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dropconnectpp._compat import COMPILED, compiled_from
 from dropconnectpp.layers.base import MaskedLayer
+from dropconnectpp.layers.dropconnectpp import PRUNED
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -39,6 +40,12 @@ def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
 def masked_by_name(model: nn.Module) -> dict[str, MaskedLayer]:
     """Every masked layer once, by its plain name."""
     return {plain_name(name): module for name, module in model.named_modules() if isinstance(module, MaskedLayer)}
+
+
+def stored_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state that a file holds: without what masked layers can tell from the rest."""
+    told = {f"{name}.{PRUNED}" if name else PRUNED for name, m in model.named_modules() if isinstance(m, MaskedLayer)}
+    return {key: value for key, value in model.state_dict().items() if key not in told}
 
 
 def join(name: str, key: str) -> str:

@@ -13,7 +13,7 @@ from dropconnectpp.compaction.structure import describe
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.io.container import write
 from dropconnectpp.io.disk import replacing, require
-from dropconnectpp.io.naming import join, masked_by_name, plain_name, unwrapped
+from dropconnectpp.io.naming import join, masked_by_name, plain_name, stored_state, unwrapped
 from dropconnectpp.io.packing import NAMES, Packed, pack
 from dropconnectpp.io.schema import Description, describe_layer, dtype_name, to_metadata
 from dropconnectpp.layers.base import MaskedLayer
@@ -97,7 +97,7 @@ def save(
 def _state(model: nn.Module) -> dict[str, Tensor]:
     """The model's state by plain names, if all of it can be stored."""
     state: dict[str, Tensor] = {}
-    for key, value in model.state_dict().items():
+    for key, value in stored_state(model).items():
         why = _unstorable(value)
         if why is not None:
             raise ArgumentError(f"save: {key} {why}")
