@@ -85,7 +85,7 @@ wheel: $(RELEASE) ## build wheel and sdist into dist/, check them, and run dcpp 
 	cd "$$place" && unset PYTHONPATH && venv/bin/pip check && venv/bin/dcpp --version && \
 	venv/bin/dcpp demo --repeats 2 --epochs 1 --out demo && test -s demo/index.html
 
-bench: $(DEV) ## print the benchmark tables: quality of gradients, time and memory of a step
+bench: $(DEV) ## print the benchmark tables: quality of gradients, time and memory of a step, deployment
 	$(BIN)/python benchmarks/gradient_quality.py
 	$(BIN)/python benchmarks/layer_cost.py
 	$(BIN)/python benchmarks/training_step.py
@@ -94,6 +94,7 @@ bench: $(DEV) ## print the benchmark tables: quality of gradients, time and memo
 	$(BIN)/python benchmarks/mask_memory.py
 	$(BIN)/python benchmarks/data_preparation.py
 	$(BIN)/python benchmarks/replica_step.py
+	$(BIN)/python benchmarks/deployment.py
 
 records: $(DEV) ## make every recorded table and figure again from its rows, and compare the bytes
 	$(BIN)/python tools/rebuild_records.py

@@ -1,0 +1,44 @@
+"""The benchmark of deployment on recorded networks: sizes, outputs, and what another machine reads. Never a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmark_cases import tables
+
+from scripts import run
+
+pytest.importorskip("onnxruntime")
+OPTIONS = ("--only", "lenet-300-100", "--batches", "2", "--rounds", "1", "--threads", "1")
+SCRIPT = "benchmarks/deployment.py"
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def test_the_recorded_network_is_small_and_gives_the_same_elsewhere(tmp_path: Path) -> None:
+    done = run(SCRIPT, *OPTIONS, "--prepare", str(tmp_path / "prepared"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert sum(file.stat().st_size for file in (tmp_path / "prepared").iterdir()) < 2_000_000
+    sizes, times = tables(SCRIPT, tmp_path, "--models", str(tmp_path / "prepared"), *OPTIONS).values()
+    rows = {row["version"]: row for row in sizes}
+    dense, compact, rival = rows["dense"], rows["compact"], rows["Torch-Pruning"]
+    assert number(compact["file, bytes"]) < 32_000 < 1_060_000 < number(dense["file, bytes"])
+    for column in ("parameters", "FLOPs", "ONNX, bytes"):
+        assert number(compact[column]) < number(rival[column]) < number(dense[column])
+    assert number(compact["outputs differ by"]) < 1e-5
+    assert rival["error, %"] == pytest.approx(rows["pruned"]["error, %"], abs=0.1)
+    assert {row["version"] for row in times} >= {"dense", "compact", "Torch-Pruning"}
+    for row in times:
+        assert row["batch"] == 2
+        assert row["torch, ms"] > 0
+        assert row["ONNX differs from torch"] == "-" or number(row["ONNX differs from torch"]) < 1e-4
+        assert row["differs from the pruned"] == "-" or number(row["differs from the pruned"]) < 1e-5
+
+
+def test_a_folder_without_networks_is_an_error(tmp_path: Path) -> None:
+    done = run(SCRIPT, *OPTIONS, "--models", str(tmp_path))
+    assert done.returncode == 2
+    assert "there is no network: give --networks or --models a folder that has some" in done.stderr
