@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import signal
 import struct
 import subprocess
@@ -21,7 +22,7 @@ from PIL import Image
 
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.lab import data
-from dropconnectpp.lab.data import access, cache, catalogue, download
+from dropconnectpp.lab.data import access, cache, catalogue, download, placing
 from dropconnectpp.lab.data.dataset import Arrays
 from dropconnectpp.lab.data.formats import embedded
 
@@ -95,7 +96,7 @@ def test_a_download_is_checked_prepared_and_opened(server, tmp_path):
     size = len(server.files[f"{NAMES[0]}.gz"])
     assert (f"{NAMES[0]}.gz", size, size) in steps
     assert {"checking", "reading", "writing"} <= {what for what, _, _ in steps}
-    assert not any((tmp_path / "downloads" / "tiny").iterdir()), "the archives are no longer needed"
+    assert not (tmp_path / "downloads" / "tiny").exists(), "the archives are no longer needed"
     assert leftovers(tmp_path) == []
 
 
@@ -300,16 +301,135 @@ def test_arrays_are_mapped_read_only(server, tmp_path):
         images[0] = 0
 
 
-def test_a_changed_byte_is_found_by_verify(server, tmp_path):
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["train_images", "train_labels", "test_images", "test_labels"])
+def test_a_changed_byte_of_a_sample_is_found_at_once(server, tmp_path, name):
     data.fetch("tiny", directory=tmp_path)
     data.verify("tiny", directory=tmp_path)
-    path = data.where("tiny", tmp_path) / "test_images.npy"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    data.load("tiny", directory=tmp_path)  # opening does not read the images
-    with pytest.raises(data.DataError, match=r"test_images.npy: its sha256 is \w+, expected \w+.*--force"):
+    flip(data.where("tiny", tmp_path) / f"{name}.npy")
+    with pytest.raises(data.DataError, match=rf"tiny: damaged \({name}.npy has changed since .*--force"):
+        data.load("tiny", directory=tmp_path)
+
+
+def test_a_changed_byte_between_the_samples_is_found_by_verify_and_in_the_background(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "SAMPLE", 16)
+    monkeypatch.setattr(cache, "SAMPLES", 2)
+    data.fetch("tiny", directory=tmp_path)
+    sound = data.load("tiny", directory=tmp_path)
+    sound.begin_check()
+    sound.require_whole()
+    flip(data.where("tiny", tmp_path) / "test_images.npy")
+    damaged = data.load("tiny", directory=tmp_path)  # opening does not read the images
+    changed = r"test_images.npy: its sha256 is \w+, expected \w+.*--force"
+    with pytest.raises(data.DataError, match=changed):
         data.verify("tiny", directory=tmp_path)
+    for _ in range(2):
+        with pytest.raises(data.DataError, match=changed):
+            damaged.require_whole()
+
+
+def test_a_set_of_version_0_1_opens_and_is_checked_as_a_whole(server, tmp_path):
+    data.fetch("tiny", directory=tmp_path)
+    path = data.where("tiny", tmp_path) / cache.DESCRIPTION
+    description = json.loads(path.read_text())
+    del description["digest"]
+    for array in description["arrays"].values():
+        del array["sample"]
+    path.write_text(json.dumps(description | {"format": 1}))
+    data.load("tiny", directory=tmp_path).require_whole()
+    flip(data.where("tiny", tmp_path) / "train_images.npy")
+    with pytest.raises(data.DataError, match=r"train_images.npy: its sha256"):
+        data.load("tiny", directory=tmp_path).require_whole()
+
+
+def test_a_changed_description_is_found(server, tmp_path):
+    data.fetch("tiny", directory=tmp_path)
+    path = data.where("tiny", tmp_path) / cache.DESCRIPTION
+    path.write_text(path.read_text().replace('"verified": true', '"verified": false'))
+    with pytest.raises(data.DataError, match=r"damaged \(it does not have the digest that was written"):
+        data.load("tiny", directory=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "header", [b"{" * 118, b"{'descr': '|u1', 'fortran_order': False, 'shape': (" + b"(" * 66, b"\xff" * 118]
+)
+def test_a_damaged_header_is_an_error_of_ours_also_in_a_set_of_0_1(server, tmp_path, header):
+    data.fetch("tiny", directory=tmp_path)
+    place = data.where("tiny", tmp_path)
+    description = json.loads((place / cache.DESCRIPTION).read_text())
+    for array in description["arrays"].values():
+        del array["sample"]
+    (place / cache.DESCRIPTION).write_text(json.dumps(description | {"format": 1}))
+    content = (place / "train_images.npy").read_bytes()
+    (place / "train_images.npy").write_bytes(content[:10] + header + content[10 + len(header) :])
+    with pytest.raises(data.DataError, match=r"train_images\.npy has a damaged header"):
+        data.load("tiny", directory=tmp_path)
+
+
+@pytest.mark.parametrize("killed_before", ["the first", "the second"])
+def test_a_fetch_that_was_killed_between_its_renames_loses_no_set(server, tmp_path, monkeypatch, killed_before):
+    data.fetch("tiny", directory=tmp_path)
+    content = data.load("tiny", directory=tmp_path).provenance.content
+    place, real, calls = data.where("tiny", tmp_path), os.rename, []
+
+    def kill(old, new):
+        calls.append(old)
+        if len(calls) == (1 if killed_before == "the first" else 2):
+            raise SystemExit  # what `except OSError` does not see
+        real(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(placing.os, "rename", kill)
+        patch.setattr(placing.shutil, "rmtree", lambda *arguments, **options: None)
+        with pytest.raises(SystemExit):
+            data.fetch("tiny", directory=tmp_path, force=True)
+    assert place.exists() == (killed_before == "the first")
+    assert data.is_ready("tiny", directory=tmp_path)
+    assert data.verify("tiny", directory=tmp_path).provenance.content == content
+    data.fetch("tiny", directory=tmp_path, force=True)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_rename_that_fails_puts_the_old_set_back(server, tmp_path, monkeypatch):
+    data.fetch("tiny", directory=tmp_path)
+    real = os.rename
+
+    def fail(old, new):
+        if Path(old).name == placing.NEW:
+            raise OSError(5, "Input/output error")
+        real(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(placing.os, "rename", fail)
+        with pytest.raises(data.DataError, match=r"Input/output error.*Nothing was changed"):
+            data.fetch("tiny", directory=tmp_path, force=True)
+    data.verify("tiny", directory=tmp_path)
+    assert leftovers(tmp_path) == []
+
+
+def test_what_arrived_damaged_before_a_resumption_is_fetched_anew(server, tmp_path):
+    name = f"{NAMES[0]}.gz"
+    folder = tmp_path / "downloads" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / f"{name}.part").write_bytes(bytes(100))
+    (folder / f"{name}.validator").write_text(server.etag)
+    data.fetch("tiny", directory=tmp_path)
+    assert [asked for path, asked in server.requests if path == f"/{name}"] == ["bytes=100-", None]
+    assert not folder.exists()
+
+
+def test_a_download_that_was_whole_when_it_was_killed_is_not_asked_for_again(server, tmp_path):
+    name = f"{NAMES[0]}.gz"
+    folder = tmp_path / "downloads" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / f"{name}.part").write_bytes(server.files[name])
+    data.fetch("tiny", directory=tmp_path)
+    assert f"/{name}" not in [path for path, _ in server.requests]
 
 
 @pytest.mark.parametrize(
@@ -317,13 +437,13 @@ def test_a_changed_byte_is_found_by_verify(server, tmp_path):
     [
         (lambda place: (place / "train_images.npy").write_bytes(b"\x93NUMPY"), "damaged"),
         (lambda place: (place / "train_images.npy").unlink(), "damaged"),
-        (lambda place: np.save(place / "train_labels.npy", np.zeros(3)), r"train_labels.npy holds \(3,\)"),
+        (lambda place: np.save(place / "train_labels.npy", np.zeros(3)), "train_labels.npy has changed"),
         (lambda place: np.save(place / "train_labels.npy", np.array([{}]), allow_pickle=True), "damaged"),
         (lambda place: (place / cache.DESCRIPTION).write_text("{"), "description.json: damaged"),
         (lambda place: (place / cache.DESCRIPTION).write_text("[]"), "description.json: damaged"),
         (
             lambda place: (place / cache.DESCRIPTION).write_text('{"format": 99}'),
-            "has format 99; this version reads format 1",
+            "has format 99; this version reads formats 1 and 2",
         ),
         (lambda place: (place / cache.DESCRIPTION).write_text(" " * 1_000_001), "too large"),
     ],

@@ -131,6 +131,32 @@ def test_no_column_can_change_unnoticed(filled: Path, tmp_path: Path, table: str
                 store.notes() if table == "note" else store.rows()
 
 
+def test_a_damaged_number_of_the_version_hides_no_digest(filled: Path) -> None:
+    whole = content(filled)
+    change(filled, "PRAGMA user_version = 1")
+    found = content(filled)
+    assert [str(one) for one in found.damaged] == ["the file: its version is 1, its tables are of version 2"]
+    assert (found.unverified, differences(found, whole)) == (0, [])
+    with pytest.raises(StoreError, match=r"its version is 1, its tables are of version 2\. The file is damaged"):
+        Store.open(filled)
+
+
+def test_an_error_that_quotes_a_damaged_table_is_one_short_line(filled: Path) -> None:
+    content = filled.read_bytes()
+    filled.write_bytes(content.replace(b"CREATE TABLE run (", b"CREATE TABLE run \x1b", 1))
+    with pytest.raises(StoreError) as told:
+        Store.open(filled, read_only=True)
+    assert str(told.value).isprintable()
+    assert len(str(told.value)) < 700
+
+
+def test_a_row_of_0_1_that_is_no_text_is_damaged(filled: Path, tmp_path: Path) -> None:
+    change(filled, f"UPDATE run SET seal = NULL, results = CAST(X'7b2261223a22f7227d' AS TEXT) WHERE {FIRST}")
+    assert [str(one) for one in content(filled).damaged] == [f"replica 0 of {A}: results: no text in UTF-8"]
+    with Store.open(tmp_path / "new") as new:
+        assert len(new.merge(filled, leave_out_damaged=True).added) == 3
+
+
 def test_a_digest_that_was_taken_away_or_made_up_is_noticed_or_told(filled: Path) -> None:
     change(filled, f"UPDATE run SET seal = ? WHERE {FIRST}", ("0" * 64,))
     assert len(content(filled).damaged) == 1

@@ -27,6 +27,9 @@ from dropconnectpp.lab.config.sparsity import NAMES as SPARSE_METHODS
 
 ExperimentName = Literal["table1", "table2", "table3", "figure1"]
 NAMES: tuple[str, ...] = get_args(ExperimentName)
+MOST_REPEATS = 10_000
+"""Networks of each method: listing many more takes minutes and gigabytes before the first is trained."""
+LAST_REPLICA = 2**63 - 1
 BRIEF = 500
 """Letters of an error that are shown from its beginning, and from its end."""
 
@@ -46,6 +49,15 @@ class Experiment:
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise ProtocolError(f"repeats must be at least 1, got {self.repeats}.")
+        if self.repeats > MOST_REPEATS:
+            raise ProtocolError(
+                f"repeats must be at most {MOST_REPEATS:,}, got {self.repeats}. Train more in several runs, each with "
+                "its own --first-replica."
+            )
+        if not 0 <= self.first_replica <= LAST_REPLICA - self.repeats:
+            raise ProtocolError(
+                f"first_replica must be at least 0 and leave room for repeats below 2^63, got {self.first_replica}."
+            )
         if not self.protocols:
             raise ProtocolError("an experiment needs at least one method.")
         if self.sparsity is not None:

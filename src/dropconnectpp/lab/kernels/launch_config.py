@@ -29,6 +29,7 @@ from dropconnectpp.errors import ArgumentError
 from dropconnectpp.lab.config.json_values import canonical
 from dropconnectpp.lab.kernels.support import has_triton
 from dropconnectpp.lab.machine.cache_dir import cache_directory
+from dropconnectpp.lab.machine.whole_files import write_whole
 
 VARIABLE = "DCPP_LAUNCHES"
 """An environment variable that names another file, or is "off" for the defaults."""
@@ -186,9 +187,8 @@ def file_of(device: torch.device) -> Path | None:
 
 def write(path: Path, launches: Launches, made_for: dict[str, str]) -> None:
     """Keep launches; a reader meanwhile finds the old file whole."""
-    with _part_of(path) as part:
-        part.write_text(json.dumps({**made_for, "launches": asdict(launches)}, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, (json.dumps({**made_for, "launches": asdict(launches)}, indent=1) + "\n").encode())
 
 
 def try_to_write(path: Path) -> None:

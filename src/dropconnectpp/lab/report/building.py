@@ -89,6 +89,8 @@ def report_files(
     views, drawings = lay_out(found), all_drawings(selected, found)
     summary, findings = sentences.summary(selected), sentences.findings(found["accuracy"], found["significance"])
     findings = (*demo_sentences(found), *findings) if found["demo"] else findings
+    if found["demo"] and not selected.experiments:
+        summary = f"{sum(row['n'] for row in found['demo'])} networks of a demo."
     drawn = [drawing for kind in drawings.values() for drawing in kind]
     texts = {
         "tables.md": markdown.document(summary, findings, views.values(), warnings),

@@ -164,7 +164,7 @@ class Checkpoints:
         except FileNotFoundError:
             if not path.exists() and not _before(path).exists():
                 return None  # another process has just finished it
-        except (OSError, ValueError, TypeError, RecursionError):
+        except (OSError, ValueError, TypeError, OverflowError, RecursionError):
             pass
         for place in (path, _before(path)):
             try:

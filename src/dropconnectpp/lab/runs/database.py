@@ -13,11 +13,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from dropconnectpp.errors import DropConnectError
+from dropconnectpp.lab.machine.terminal_text import printable
+from dropconnectpp.lab.machine.user_paths import expanded
 
 APPLICATION_ID = 0x44435050  # "DCPP"
 PATIENCE_S = 60.0
 """How long a call waits for other processes that use the file."""
 
+LONGEST = 300
+"""Letters of SQLite's errors that are shown."""
 SCHEMA = """
 CREATE TABLE protocol (digest TEXT PRIMARY KEY, settings TEXT NOT NULL, label TEXT NOT NULL);
 CREATE TABLE owner (name TEXT PRIMARY KEY, heartbeat REAL NOT NULL);
@@ -69,10 +73,14 @@ class Database:
     @classmethod
     def open(cls, path: Path | str, read_only: bool = False) -> Self:
         """Open a store; unless ``read_only``, make it if it is not there. Its folder must exist."""
-        path = Path(path).expanduser().absolute()
-        if read_only and not path.exists():
+        path = expanded(path).absolute()
+        try:
+            missing, no_folder = not path.exists(), not path.parent.is_dir()
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be looked at ({error.strerror}). Give another path.") from error
+        if read_only and missing:
             raise StoreError(f"{path}: there is no store to read. Check the path, or run an experiment first.")
-        if not path.parent.is_dir():
+        if no_folder:
             raise StoreError(f"{path}: its folder does not exist. Make the folder, or give another path.")
         # Readers open the file for writing too, under query_only: a writer that was killed may have left a journal,
         # and the next to come must put the file back. SQLite falls back to reading where it may not write.
@@ -97,11 +105,15 @@ class Database:
             self._execute("PRAGMA synchronous = EXTRA")
         with self._transaction("BEGIN"):
             version = self._version()
+            # Not the version's number: where that is damaged, every digest would be taken for missing.
+            columns = {str(column) for _, column, *_ in self._execute("PRAGMA table_info(run)")}
         if self.read_only:
             if version == 0:
                 raise StoreError(f"{self.path}: it is empty. Check the path, or run an experiment first.")
-            self._has_seals = version > 1
+            self._has_seals = "seal" in columns
             return
+        if version == 1 and "seal" in columns:
+            raise StoreError(f"{self.path}: its version is 1, its tables are of version 2. {ADVICE['SQLITE_CORRUPT']}")
         if version < len(MIGRATIONS):
             with self._writing() as connection:
                 for script in MIGRATIONS[self._version() :]:  # asked again: another process may have been faster
@@ -203,6 +215,9 @@ class Database:
         """What SQLite finds wrong with the file as a whole; this reads all of it."""
         columns = {table: [one[1:3] for one in self.read(f"PRAGMA table_info({table})")] for table in _columns()}
         wrong = [f"table {name} has other columns" for name, ours in _columns().items() if columns[name] not in ours]
+        (version,) = self.read("PRAGMA user_version")[0]
+        if version == 1 and self._has_seals:
+            wrong.append("its version is 1, its tables are of version 2")
         found = [str(text) for (text,) in self.read("PRAGMA integrity_check(20)")]
         return wrong + [text.replace("\n", " ") for text in found if text != "ok"]
 
@@ -227,7 +242,8 @@ def _explained(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         usual = "Open the store anew: one Store serves one thread, until it is closed."
         advice = next((text for code, text in ADVICE.items() if _code(error).startswith(code)), usual)
-        raise StoreError(f"{path}: {str(error).rstrip('.')}. {advice}") from error
+        said = printable(" ".join(str(error).split()))[:LONGEST].rstrip(".")  # it may quote a table's definition
+        raise StoreError(f"{path}: {said}. {advice}") from error
     except UnicodeDecodeError as error:  # the message of an error that quotes a damaged table's definition
         raise StoreError(f"{path}: its tables are damaged. {ADVICE['SQLITE_CORRUPT']}") from error
 

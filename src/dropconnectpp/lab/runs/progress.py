@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from dropconnectpp.lab.runs.rows import DIVERGED_NLL
 from dropconnectpp.lab.runs.store import FinalStatus
 
 
@@ -62,8 +63,8 @@ class History:
     def result(self, r: int, measured: dict[str, Any]) -> tuple[FinalStatus, dict[str, Any]]:
         """Status and results of a replica; where it diverged, only what came before."""
         at = self.diverged_at(r)
-        if at is None and not math.isfinite(measured["nll"]):
-            at = len(self.losses[r])  # the last step of all was one too many
+        if at is None and not measured["nll"] < DIVERGED_NLL:
+            at = len(self.losses[r])  # the last steps of all were too many
         if at is None:
             return "done", {"losses": self.losses[r], "curve": self.curves[r], **measured}
         curve = [point for point in self.curves[r] if point["epoch"] < at]

@@ -90,6 +90,7 @@ class Runner:
         """A data set, opened once."""
         if name not in self._datasets:
             self._datasets[name] = self.load(name)
+            self._datasets[name].begin_check()
         return self._datasets[name]
 
     def run(self, units: Sequence[Unit]) -> Outcome:
@@ -149,11 +150,14 @@ class Runner:
         done = store.finished()
         pending = [unit for key, unit in wanted.items() if key not in done]
         while pending:
-            alike = [unit for unit in pending if pending[0].protocol.stackable(unit.protocol)]
+            first = pending[0].protocol
+            others = {id(unit.protocol): unit.protocol for unit in pending}  # thousands of replicas share a few
+            stackable = {name for name, protocol in others.items() if first.stackable(protocol)}
+            alike = [unit for unit in pending if id(unit.protocol) in stackable]
             size = min(self._most_of(alike[0]), self._fitting(alike[0]))
             if mine := store.claim([unit.key for unit in alike], self.owner, limit=size):
                 return [wanted[(key.digest, key.replica)] for key in mine], None
-            pending = [unit for unit in pending if unit not in alike]
+            pending = [unit for unit in pending if id(unit.protocol) not in stackable]
         return None
 
     def _most_of(self, unit: Unit) -> int:
@@ -259,6 +263,8 @@ class Runner:
                     )
 
     def _finish(self, store: Store, session: Session, measured: Sequence[dict[str, object]], done: set[Key]) -> None:
+        for dataset in self._datasets.values():
+            dataset.require_whole()
         for r, (unit, result) in enumerate(zip(session.units, measured, strict=True)):
             if unit.key in done:
                 continue

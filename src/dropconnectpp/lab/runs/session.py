@@ -100,6 +100,7 @@ class Session:
         self.display.within(self.stack.epoch + share)
         self._trained = self._unsaved = True
         self._stop_if_asked()
+        self._require(0.0)  # an epoch may take longer than all that is left
 
     def _stop_if_asked(self) -> None:
         """Write what no checkpoint holds and stop, if somebody asked to."""
@@ -116,6 +117,7 @@ class Session:
 
     def save(self) -> None:
         """Write a checkpoint."""
+        self.dataset.require_whole()  # what was trained on damaged images must not outlive them
         history, begun = self.history, time.monotonic()
         self.checkpoints.write(
             Checkpoint(

@@ -17,6 +17,8 @@ from typing import Any, Literal, get_args
 from dropconnectpp.errors import ArgumentError, check_choice, check_count
 from dropconnectpp.lab.config.json_values import canonical, check_mapping, check_text, to_json
 from dropconnectpp.lab.config.protocol import Protocol
+from dropconnectpp.lab.config.uci import Regression
+from dropconnectpp.lab.machine.user_paths import expanded
 from dropconnectpp.lab.runs.database import Database, StoreError
 from dropconnectpp.lab.runs.merging import CONTENT, Merged, add_protocol, merge_into, put
 from dropconnectpp.lab.runs.owner import Owner
@@ -124,7 +126,7 @@ class Store(Database):
 
     # -------------------------------------------------------------------------- protocols and notes
 
-    def add(self, protocol: Protocol, label: str | None = None) -> str:
+    def add(self, protocol: Protocol | Regression, label: str | None = None) -> str:
         """Make an experiment known and return its digest. Its label is the first one given, else its method's."""
         settings, digest = canonical(protocol.to_dict()), protocol.digest
         with self._writing() as connection:
@@ -185,7 +187,8 @@ class Store(Database):
 
     def release(self, keys: Iterable[tuple[str, int]], owner: Owner) -> None:
         """Give unfinished work back, for a clean stop: the rows that ``owner`` owns are removed."""
-        mine = [(*_check_key(key), owner.name) for key in keys]
+        name = owner.name
+        mine = [(*_check_key(key), name) for key in keys]
         with self._writing() as connection:
             connection.executemany("DELETE FROM run WHERE digest = ? AND replica = ? AND owner = ?", mine)
             _forget_idle_owners(connection)
@@ -293,7 +296,7 @@ class Store(Database):
         Raises:
             DamagedError: the other store holds damaged records, and ``leave_out_damaged`` is not set.
         """
-        other = Path(other_path).expanduser()
+        other = expanded(other_path)
         if other.exists() and self.path.samefile(other):
             raise StoreError(f"{self.path}: a store cannot be merged into itself. Give the path of another one.")
         with Store.open(other, read_only=True) as theirs:

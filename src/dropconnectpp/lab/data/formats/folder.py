@@ -17,6 +17,8 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
 SIDE = 32
 PIXEL_LIMIT = 50_000_000
 """Pixels of the largest image that is decoded; a small file can claim far more than memory holds."""
+SIDE_LIMIT = 20_000
+"""Pixels of its longer side: resizing needs memory for each column, however low the image is."""
 FILE_LIMIT = 200_000_000
 
 
@@ -55,6 +57,13 @@ def read(
     for name, side in zip(("training", "test"), files, strict=True):
         if not side:
             raise DataError(f"{path}: there is no {name} image. Add images, or put them in folders 'train' and 'test'.")
+    trained = {label for _, label in files[0]}
+    if untrained := [name for label, name in enumerate(classes) if label not in trained]:
+        raise DataError(
+            f"{path}: the {'class' if len(untrained) == 1 else 'classes'} {', '.join(untrained)} "
+            f"{'has' if len(untrained) == 1 else 'have'} no training image, so no network can learn "
+            f"{'it' if len(untrained) == 1 else 'them'}. Add images, or remove the folder."
+        )
     total, done = sum(map(len, files)), 0
     splits = []
     for side in files:
@@ -104,6 +113,11 @@ def _decode(file: Path) -> Any:  # (3, 32, 32) of uint8
                 if width * height > PIXEL_LIMIT:
                     raise DataError(
                         f"{file}: claims {width} x {height} pixels, more than {PIXEL_LIMIT:,}. Shrink it first."
+                    )
+                if max(width, height) > SIDE_LIMIT:
+                    raise DataError(
+                        f"{file}: claims {width} x {height} pixels, and neither side may exceed {SIDE_LIMIT:,}. "
+                        "Shrink it first."
                     )
                 whole: Image.Image = image
                 if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would clip to white
