@@ -28,7 +28,7 @@ IMPORTS = [
     *(f"dropconnectpp.lab.cli.{name}" for name in ("console", "data", "display", "results", "run", "train", "tune")),
     *("dropconnectpp.lab.report", "dropconnectpp.lab.runs.execution", "dropconnectpp.lab.config.experiments"),
     *("matplotlib.backends.backend_svg", "matplotlib.backends.backend_pdf", "dropconnectpp.io", "safetensors.torch"),
-    *("PIL.PngImagePlugin", "pooch", "requests", "filelock", "sklearn.linear_model", "scipy.stats"),
+    *("PIL.PngImagePlugin", "requests", "filelock", "sklearn.linear_model", "scipy.stats"),
 ]
 TRAIN, TEST, SIDE = 140, 30, 28  # train needs a minibatch of 128
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -76,7 +76,8 @@ def published(seed: int) -> dict[str, bytes]:
     return {f"{name}.gz": gzip.compress(content, mtime=0) for name, content in files.items()}
 
 
-def _entry(address: str) -> catalogue.Entry:
+def entry(address: str) -> catalogue.Entry:
+    """The data set of `published(1)`, with its checksums."""
     official = {
         name.removesuffix(".gz"): tuple(
             hashlib.md5(part, usedforsecurity=False).hexdigest() for part in (content, gzip.decompress(content))
@@ -96,7 +97,7 @@ def _entry(address: str) -> catalogue.Entry:
 def call(arguments: list[str], said: Path, address: str = "") -> int:
     """The command as a user types it; its process's number stands in a file beside ``said`` from the start."""
     _begin(said)
-    catalogue.CATALOGUE["tiny"] = _entry(address)
+    catalogue.CATALOGUE["tiny"] = entry(address)
     # A checkpoint after every epoch, not every minute.
     runner.Runner = partial(runner.Runner, checkpoint_s=0.0)  # type: ignore[assignment, misc]
     sys.argv = ["dcpp", *arguments]

@@ -1,7 +1,8 @@
 """Damage files of one kind, thousands of times, and see what reading them comes to.
 
     python tests/faults/mutations.py models --count 10000     goes on where it stopped; counts are in build/faults
-    python tests/faults/mutations.py models --one 4711        one damage again, with its traceback
+    python tests/faults/mutations.py models --one 4711        one damage again
+    python tests/faults/mutations.py models --again           every damage that was a fault, once it is mended
 
 All of a damage follows from its number. They run in batches, each in a process of its own with little memory, so that
 absurd sizes fail there and do not fill the machine.
@@ -113,6 +114,22 @@ def run(kind: str, count: int, tally: Tally) -> None:
             tally.keep()
 
 
+def again(kind: str, tally: Tally) -> None:
+    """Do the damages again that were faults, and count what comes of them now."""
+    with tempfile.TemporaryDirectory() as folder, _one_thread():
+        attack, faults = attack_of(kind)(Path(folder)), tally.faults
+        tally.faults = []
+        for fault in faults:
+            number = int(fault.removeprefix(f"{kind} ").partition(",")[0])
+            (found,) = batch(attack, range(number, number + 1))
+            tally.add(found.kind, FAULT, -1)
+            harmless = found.outcome in attack.harmless
+            tally.add(found.kind, found.outcome if harmless else FAULT)
+            if not harmless:
+                tally.faults.append(f"{kind} {number}, {found.kind} of {found.victim}: {found.outcome}")
+        tally.keep()
+
+
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """A fork does not have its parent's threads, and other numbers of threads round in another way."""
@@ -130,6 +147,7 @@ def main() -> None:
     options.add_argument("kind", choices=list(KINDS))
     options.add_argument("--count", type=int, default=10_000, help="go on until so many are counted")
     options.add_argument("--one", type=int, help="the number of one damage to do again")
+    options.add_argument("--again", action="store_true", help="do the damages again that were faults")
     options.add_argument("--tally", type=Path, help="where the counts are kept")
     given = options.parse_args()
     if given.one is not None:
@@ -137,7 +155,10 @@ def main() -> None:
             print(attack_of(given.kind)(Path(folder)).attack(given.one))
         return
     tally = Tally(given.tally or ROOT / "build" / "faults" / f"{given.kind}.json")
-    run(given.kind, given.count, tally)
+    if given.again:
+        again(given.kind, tally)
+    else:
+        run(given.kind, given.count, tally)
     for row, counts in tally.counts.items():
         print(f"{row:32}", *(f"{number:,} {name};" for name, number in sorted(counts.items())))
     if tally.faults:

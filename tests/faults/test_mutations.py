@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from mutations import FAULT, KINDS, attack_of, batch, run
+from mutations import FAULT, KINDS, again, attack_of, batch, run
 from tally import Tally, table
 
-COUNTS = {"checkpoints": 56, "models": 210, "experiments": 200}
+COUNTS = {"checkpoints": 56, "models": 210, "experiments": 200, "stores": 120}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="bounds the memory of its processes as Linux does")
@@ -48,6 +48,9 @@ def test_what_ends_the_process_and_what_is_silent_is_counted(tmp_path: Path, mon
     assert tally.faults == ["models 4, a of : a silent difference"]
     run("models", 5, tally)  # nothing is left to do
     assert tally.total == 5
+    monkeypatch.setattr(Broken, "harmless", frozenset({"refused", "a silent difference"}))
+    again("models", tally)
+    assert (tally.faults, tally.total, tally.get("a", FAULT)) == ([], 5, 0)
 
 
 def test_the_kinds_can_be_imported() -> None:
