@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from dropconnectpp.compaction.sparse import to_sparse
     from dropconnectpp.conversion import convert, plain_state_dict, to_dense
     from dropconnectpp.errors import DropConnectError
-    from dropconnectpp.inference.elbo import ELBO, ELBOTerms, kl_divergence, named_kl, parameter_groups
+    from dropconnectpp.inference.divergence import kl_divergence, named_kl
+    from dropconnectpp.inference.elbo import ELBO, ELBOTerms
+    from dropconnectpp.inference.parameter_groups import parameter_groups
     from dropconnectpp.inference.plan import SparsityPlan
     from dropconnectpp.io import load, save, to_onnx
     from dropconnectpp.layers.public import (
@@ -95,7 +97,9 @@ _MODULES = {
     "compaction.reduction": ("compact",),
     "compaction.sparse": ("to_sparse",),
     "conversion": ("convert", "plain_state_dict", "to_dense"),
-    "inference.elbo": ("ELBO", "ELBOTerms", "kl_divergence", "named_kl", "parameter_groups"),
+    "inference.divergence": ("kl_divergence", "named_kl"),
+    "inference.elbo": ("ELBO", "ELBOTerms"),
+    "inference.parameter_groups": ("parameter_groups",),
     "inference.plan": ("SparsityPlan",),
     "errors": ("DropConnectError",),
     "estimators": (),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dropconnectpp import functional
 from dropconnectpp.errors import ArgumentError, check_count
-from dropconnectpp.inference.elbo import named_kl
+from dropconnectpp.inference.divergence import named_kl
 from dropconnectpp.layers.base import masked_layers
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import dropconnectpp as dcpp
 from dropconnectpp.layers.base import masked_layers
 from dropconnectpp.layers.passes import BinaryGates, assigned
-from dropconnectpp.ops import gpu, noise, posterior
+from dropconnectpp.ops import gpu, gpu_gates, noise, posterior
 from dropconnectpp.ops.prior import Prior
 
 PLAIN = noise.Blocks.__init__
@@ -195,14 +195,15 @@ def compare_bounds(count: int, device: torch.device) -> None:
     seed = torch.tensor(1234567, device=device)
     logit, weight, grad = (torch.randn(count, device=device) for _ in range(3))
     with mock.patch.object(torch, "empty_like", empty_like):
-        gpu.gated(weight, logit, None, seed, 0, False, None)
-        gpu.gated_backward(grad, weight, logit, None, seed, 0, False, (True, True))
+        parts = [(weight, logit, None, 0), (weight[:7], logit[:7], None, 1)]
+        gpu_gates.gated(parts, seed, False, None)
+        gpu_gates.gated_backward([grad, grad[:7]], parts, seed, False, (True, True))
         gpu.posterior_backward(logit, None, Prior(), torch.ones((), device=device))
-    assert len(room) == 4
+    assert len(room) == 7
     for whole, part in room:
         assert not bool((part == poison).any()), "left something unwritten"
         assert bool((whole[:edge] == poison).all()), "wrote before the tensor"
-        assert bool((whole[edge + count :] == poison).all()), "wrote behind the tensor"
+        assert bool((whole[edge + part.numel() :] == poison).all()), "wrote behind the tensor"
 
 
 def compare_programs(count: int, device: torch.device) -> None:

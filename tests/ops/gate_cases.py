@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dropconnectpp import functional
-from dropconnectpp.ops import gpu
+from dropconnectpp.ops import gpu, gpu_examples, gpu_gates
 from dropconnectpp.ops.prior import Prior
 
 SEED = 1_234_567_890_123_456_789
@@ -67,26 +67,63 @@ def compare_gating(count: int, device: torch.device, half: torch.dtype) -> None:
             mask = gpu.binary(logit, logit.shape, seed, 5, mirrored)
             part = torch.ones(count, device=device) if kept is None else kept.float()
             for dtype in (None, half):
-                found = gpu.gated(weight, logit, kept, seed, 5, mirrored, dtype)
+                found = gpu_gates.gated([(weight, logit, kept, 5)], seed, mirrored, dtype)[0]
                 assert torch.equal(found, (weight * mask * part).to(dtype or torch.float32))
             for grad in (upstream, upstream.to(half)):
                 wide = grad.float()
-                by_weight, by_logit = gpu.gated_backward(grad, weight, logit, kept, seed, 5, mirrored, (True, True))
+                part_of = [(weight, logit, kept, 5)]
+                (by_weight,), (by_logit,) = gpu_gates.gated_backward([grad], part_of, seed, mirrored, (True, True))
                 assert by_weight is not None
                 assert by_logit is not None
                 assert torch.equal(by_weight, wide * mask * part)
                 exact = functional.straight_through_gradient(logit.double(), weight.double(), wide.double()) * part
                 torch.testing.assert_close(by_logit.double(), exact, rtol=3e-6, atol=1e-12)
-            only = gpu.gated_backward(upstream, weight, logit, kept, seed, 5, mirrored, (True, False))
-            assert only[1] is None
+            only = gpu_gates.gated_backward([upstream], [(weight, logit, kept, 5)], seed, mirrored, (True, False))
+            assert only[1] == [None]
     product = gpu.multiply(weight, mask, torch.empty_like(weight))
     assert torch.equal(product, weight * mask)
+
+
+def compare_examples(examples: int, outs: int, ins: int, device: torch.device) -> None:
+    """One mask an example: their noise, the product, its gradients and weighted sums of masks."""
+    seed = torch.tensor(SEED, device=device)
+    logit = logits(outs * ins, device).view(outs, ins)
+    x, weight, upstream = (torch.randn(*s, device=device) for s in ((examples, ins), (outs, ins), (examples, outs)))
+    noise = gpu_examples.uniform(torch.Size((examples, outs, ins)), seed, 4)
+    assert bool(((noise >= 0) & (noise < 1)).all())
+    rest = gpu_examples.uniform(torch.Size((examples, outs, ins)), seed, 4, 1)[: examples - 1]
+    assert torch.equal(rest, noise[1:])  # an example's own, wherever its block begins
+    if examples * outs * ins > 50:
+        assert not torch.equal(noise[0], noise[1])
+        assert not torch.equal(noise[0], gpu_examples.uniform(torch.Size((1, outs, ins)), seed, 5)[0])
+    weights = torch.randn(3, examples, device=device)
+    for kept in (None, torch.rand(outs, ins, device=device) > 0.3):
+        for mirrored in (False, True):
+            masks = gpu_examples.Masks(logit, kept, seed, 4, mirrored)
+            draw = functional.draw_antithetic_mask if mirrored else functional.draw_mask
+            gate = draw(logit, noise).double()
+            part = torch.ones_like(weight) if kept is None else kept.float()
+            gate, wide = gate * part, weight.double()
+            tight = {"rtol": 2e-5, "atol": 2e-5}
+            found = gpu_examples.product(x, weight, masks, torch.float32)
+            torch.testing.assert_close(found.double(), torch.einsum("boi,oi,bi->bo", gate, wide, x.double()), **tight)
+            found = gpu_examples.by_input(upstream, weight, masks, torch.float32)
+            exact = torch.einsum("boi,oi,bo->bi", gate, wide, upstream.double())
+            torch.testing.assert_close(found.double(), exact, **tight)
+            by_weight, by_logit = gpu_examples.by_weight(upstream, x, weight, masks, True)
+            exact = torch.einsum("boi,bo,bi->oi", gate, upstream.double(), x.double())
+            torch.testing.assert_close(by_weight.double(), exact, **tight)
+            assert by_logit is not None
+            exact = functional.straight_through_gradient(logit.double(), wide, upstream.double().T @ x.double()) * part
+            torch.testing.assert_close(by_logit.double(), exact, **tight)
+            found = gpu_examples.weighted_sum(weights, masks)
+            torch.testing.assert_close(found.double(), torch.einsum("kb,boi->koi", weights.double(), gate), **tight)
 
 
 def compare_posterior(count: int, device: torch.device) -> None:
     """KL, squared scores and gradient of every form of the KL, with none, one and two samples."""
     seed, logit = torch.tensor(SEED, device=device), logits(count, device)
-    seeds, incoming = torch.stack([seed, seed + 1]), torch.randn(count, device=device)
+    seeds = torch.stack([seed, seed + 1])
     upstream = torch.tensor(1.7, device=device)
     masks = [[gpu.binary(logit, logit.shape, s, 2, mirrored) for mirrored in (False, True)] for s in seeds]
     for prior in PRIORS:
@@ -107,14 +144,13 @@ def compare_posterior(count: int, device: torch.device) -> None:
                         kept,
                         prior,
                         upstream,
-                        incoming if samples != 1 else None,
                         kl_scale=scale,
                         seeds=some,
                         coefficients=weights if samples else None,
                         stream=2,
                     )
                     likelihood = sum((c * s for c, s in zip(weights, scores, strict=True)), torch.zeros_like(exact_kl))
-                    wanted = 1.7 * (0.25 * exact_gradient - likelihood) * part + (incoming if samples != 1 else 0.0)
+                    wanted = 1.7 * (0.25 * exact_gradient - likelihood) * part
                     torch.testing.assert_close(found.double(), wanted, rtol=3e-6, atol=2e-6)
             pairs = [pair[0].double() - pair[1].double() for pair in masks]
             paired = gpu.posterior_backward(

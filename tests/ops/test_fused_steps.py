@@ -10,10 +10,10 @@ from fused_cases import compare_bounds, compare_moments, compare_programs, compa
 
 STEPS = """
 import torch
-from dropconnectpp.ops import gpu
+from dropconnectpp.ops import gpu, gpu_gates
 from fused_cases import FEW, compare_steps
 
-gpu.WORDS, gpu.WIDE_WORDS = 16, 16
+gpu.WORDS, gpu.WIDE_WORDS, gpu_gates.WORDS = 16, 16, 16
 for estimator, options in FEW:
     compare_steps(torch.device("cpu"), estimator, **options)
 print("all well")
@@ -21,11 +21,11 @@ print("all well")
 
 NUMBERS = """
 import torch
-from dropconnectpp.ops import gpu
+from dropconnectpp.ops import gpu, gpu_gates
 from fused_cases import compare_bounds, compare_moments, compare_programs
 
 cpu = torch.device("cpu")
-gpu.WORDS, gpu.WIDE_WORDS = 16, 16
+gpu.WORDS, gpu.WIDE_WORDS, gpu_gates.WORDS = 16, 16, 16
 for count in (1, 63, 64, 65, 200):
     compare_bounds(count, cpu)
 for count in (1, 777):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from gate_cases import compare_gating, compare_noise, compare_posterior
+from gate_cases import compare_examples, compare_gating, compare_noise, compare_posterior
 
 import dropconnectpp as dcpp
 from dropconnectpp.ops import gpu, posterior
@@ -16,8 +16,8 @@ from dropconnectpp.ops.prior import Prior
 
 INTERPRETED = """
 import torch
-from dropconnectpp.ops import gpu
-from gate_cases import compare_gating, compare_noise, compare_posterior
+from dropconnectpp.ops import gpu, gpu_examples
+from gate_cases import compare_examples, compare_gating, compare_noise, compare_posterior
 
 torch.manual_seed(0)
 cpu = torch.device("cpu")
@@ -27,6 +27,9 @@ for count in (1, 64, 65):
     compare_gating(count, cpu, torch.float16)
 for count in (1, 129):
     compare_posterior(count, cpu)
+gpu_examples.HEIGHT, gpu_examples.WIDTH = 4, 16
+for sizes in ((1, 1, 1), (3, 5, 17), (2, 4, 32)):
+    compare_examples(*sizes, cpu)
 print("all well")
 """
 
@@ -35,17 +38,21 @@ COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from dropconnectpp.ops import gpu_triton
+from dropconnectpp.ops import gpu_examples_triton, gpu_gates_triton, gpu_triton
 
-POINTERS = {"seed_ptr": "*i64", "seeds_ptr": "*i64", "kept_ptr": "*u8", "mask_ptr": "*u8"}
+SIZES = ("count", "weights", "biases", "layers", "rows", "columns", "examples", "outs", "ins")
+INTEGERS = ("stream", "row", "first", "place", "index", *SIZES)
+POINTERS = {"seed_ptr": "*i64", "seeds_ptr": "*i64", "rows_ptr": "*i64", "mask_ptr": "*u8"}
 BLOCK = {"WORDS": 256}
-SWITCHES = {"SCALAR": False, "KEPT": True, "MIRRORED": True, **BLOCK}
+HOMES = (gpu_triton, gpu_gates_triton, gpu_examples_triton)
+KINDS = (("uniform", 11), ("marginal", 3), ("any", 24))
 
 def build(name, constants, **types):
-    kernel = getattr(gpu_triton, name)
+    kernel = next(found for home in HOMES if (found := vars(home).get(name)))
     signature = {}
     for argument in kernel.arg_names:
-        usual = POINTERS.get(argument, "*fp32" if argument.endswith("_ptr") else "i32")
+        kept = "*u8" if argument.endswith("kept_ptr") else "*fp32" if argument.endswith("_ptr") else "fp32"
+        usual = POINTERS.get(argument, "i32" if argument.endswith(INTEGERS) else kept)
         signature[argument] = "constexpr" if argument in constants else types.get(argument, usual)
     places = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
     triton.compile(ASTSource(kernel, signature, places), target=GPUTarget("cuda", 90, 32))
@@ -56,14 +63,27 @@ build("uniform_kernel", BLOCK)
 build("normal_kernel", BLOCK)
 build("masking_kernel", BLOCK)
 build("binary_kernel", {"SCALAR": True, "MIRRORED": False, **BLOCK}, out_ptr="*u8")
-build("gated_kernel", SWITCHES, out_ptr="*bf16")
-build("gated_backward_kernel", {"WEIGHT": True, "LOGIT": True, **SWITCHES}, grad_ptr="*bf16")
-for kind, count in (("uniform", 11), ("marginal", 3), ("any", 24)):
+build("settle_kernel", {"IN_PLACE": True, "BLOCK": 1024})
+tile = {"KEPT": True, "MIRRORED": False, "HEIGHT": 16, "WIDTH": 64}
+build("example_uniform_kernel", {"HEIGHT": 16, "WIDTH": 64})
+build("example_product_kernel", tile, input_ptr="*bf16", out_ptr="*bf16")
+build("example_input_kernel", tile, grad_ptr="*bf16", out_ptr="*bf16")
+build("example_weight_kernel", {"THROUGH": True, **tile}, input_ptr="*bf16", grad_ptr="*bf16")
+build("example_sum_kernel", {"SUMS": 3, "ROOM": 4, **tile})
+layer = {"SCALAR": False, "BIAS": True, "WEIGHT_KEPT": True, "BIAS_KEPT": False, "MIRRORED": True}
+for kind, count in (("marginal", 3), ("none", 1)):  # the posterior's kernels have the other kinds
+    numbers = ("fp32",) * count
+    tally = {"KIND": kind, "SCORED": kind == "marginal"}
+    out = {"weight_out_ptr": "*bf16", "bias_out_ptr": "*bf16", "weight_grad_ptr": "*bf16", "bias_grad_ptr": "*bf16"}
+    build("gates_kernel", {**layer, **tally, **BLOCK}, numbers=numbers, **out)
+    wanted = {"WEIGHT": True, "THROUGH": kind != "marginal"}
+    build("gates_backward_kernel", {**layer, **tally, **wanted, **BLOCK}, numbers=numbers, **out)
+for kind, count in KINDS:
     numbers = ("fp32",) * count
     build("posterior_kernel", {"KIND": kind, "KEPT": True, "SAMPLES": 2, **BLOCK}, numbers=numbers)
-    switches = {"SCALE_IS_POINTER": False, "KEPT": True, "INCOMING": True, "SAMPLES": 2, "PAIRED": True}
-    build("posterior_backward_kernel", {"KIND": kind, **switches, **BLOCK}, numbers=numbers, kl_scale="fp32")
-there = {name for name in vars(gpu_triton) if name.endswith("_kernel")}
+    switches = {"SCALE_IS_POINTER": False, "KEPT": True, "SAMPLES": 2, "PAIRED": True}
+    build("posterior_backward_kernel", {"KIND": kind, **switches, **BLOCK}, numbers=numbers)
+there = {name for module in HOMES for name in vars(module) if name.endswith("_kernel")}
 assert built == there, built ^ there
 print("all well")
 """
@@ -91,6 +111,12 @@ def test_the_kernels_are_their_definitions_on_a_gpu(count: int) -> None:
     compare_noise(count, device)
     compare_gating(count, device, torch.bfloat16)
     compare_posterior(count, device)
+
+
+@pytest.mark.gpu
+def test_a_mask_for_each_example_is_its_definition_on_a_gpu() -> None:
+    for sizes in ((1, 1, 1), (5, 33, 70), (128, 64, 512)):
+        compare_examples(*sizes, torch.device("cuda"))
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ Shapes: L samples, A arms (2 for an antithetic pair), B batch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,14 +18,16 @@ from dropconnectpp.estimators import Estimator
 from dropconnectpp.inference import optimisers
 from dropconnectpp.inference.batchnorm import frozen_statistics
 from dropconnectpp.inference.buffers import Weight, WideBuffers
-from dropconnectpp.inference.score_gradient import RewardedPasses, initial_moments, score_layer
+from dropconnectpp.inference.divergence import pathwise_kl, posteriors_of
+from dropconnectpp.inference.ledger import Ledger, open_ledger
+from dropconnectpp.inference.score_gradient import RewardedPasses, initial_moments, moment_names, prefix_of, score_layer
 from dropconnectpp.inference.watching import Watch
 from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
-from dropconnectpp.layers.passes import MEAN, Gates, replay_in_backward, running
+from dropconnectpp.layers.passes import MEAN, Gates, begin, end, replay_in_backward, running
 from dropconnectpp.layers.sampling import Sample, draw_samples
 from dropconnectpp.likelihoods import LearnedNoise, LogLikelihood, remember
-from dropconnectpp.ops.posterior import GatePosterior, divergence, group_pass, groupable, in_parts, kl_sum
+from dropconnectpp.ops.gpu_gates import Table
 from dropconnectpp.ops.registered import held
 
 
@@ -55,17 +57,16 @@ class _Step:
     layers: dict[str, MaskedLayer]
     """As they were found when the step began."""
     samples: list[Sample]
+    posteriors: dict[str, DropConnectPPLayer]
     pathwise_kl: list[tuple[float, Tensor]]
     """KL weights of layers, and the KL that each counts."""
+    ledger: Ledger | None
+    """The layers whose kernels work out KL and score."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = field(default_factory=list)
 
     @property
     def first(self) -> dict[nn.Module, Gates]:
         return self.samples[0].arms[0]
-
-    @property
-    def posteriors(self) -> dict[str, DropConnectPPLayer]:
-        return _posteriors(self.layers)
 
     @property
     def arms(self) -> int:
@@ -124,21 +125,20 @@ class ELBO(nn.Module):
         self.check_finite = check_finite
         self._step: _Step | None = None
         self._watch = Watch()
+        self._tables: dict[Any, Table] = {}
         self._seen: list[tuple[DropConnectPPLayer, Estimator]] = []  # to notice what has changed since the last step
         self.moments = WideBuffers()
         self._prepare(masked_layers(model))
         optimisers.check(self, model)
 
-    def _moments_by_layer(self) -> dict[str, dict[str, Tensor]]:
-        found: dict[str, dict[str, Tensor]] = {}
-        for key, value in self.moments.named_buffers():
-            prefix, slash, name = key.rpartition("/")
-            found.setdefault(prefix + slash, {})[name] = held(value) if torch.compiler.is_compiling() else value
-        return found
+    def _moments_of(self, name: str, layer: DropConnectPPLayer) -> dict[str, Tensor]:
+        """What a layer's estimator remembers."""
+        known = {key: self.moments.get_buffer(prefix_of(name) + key) for key in moment_names(layer)}
+        return {key: held(value) for key, value in known.items()} if torch.compiler.is_compiling() else known
 
     def _prepare(self, layers: dict[str, MaskedLayer]) -> None:
         """Check the layers that the model has now and make room for what their estimators remember."""
-        seen = [(layer, layer.estimator) for layer in _posteriors(layers).values()]
+        seen = [(layer, layer.estimator) for layer in posteriors_of(layers).values()]
         if len(seen) == len(self._seen) and all(
             layer is other and estimator is known
             for (layer, estimator), (other, known) in zip(seen, self._seen, strict=True)
@@ -147,12 +147,12 @@ class ELBO(nn.Module):
         self._seen = seen
         _require_one_estimator(layers)
         known = dict(self.moments.named_buffers())
-        for name, layer in _posteriors(layers).items():
+        for name, layer in posteriors_of(layers).items():
             layer.estimator.check(hyper=layer.hyper, num_samples=self.num_samples)
             for key, start in initial_moments(layer).items():
-                buffer = known.get(f"{_prefix(name)}{key}")
+                buffer = known.get(f"{prefix_of(name)}{key}")
                 if buffer is None or buffer.shape != start.shape:
-                    self.moments.register_buffer(f"{_prefix(name)}{key}", start)
+                    self.moments.register_buffer(f"{prefix_of(name)}{key}", start)
 
     @property
     def kl_weight(self) -> float:
@@ -214,25 +214,21 @@ class ELBO(nn.Module):
 
     def _begin(self) -> _Step:
         layers = masked_layers(self.model)
-        posteriors = _posteriors(layers)
+        posteriors = posteriors_of(layers)
         if not torch.compiler.is_compiling():
             self._prepare(layers)
-        if self.training:
-            for layer in posteriors.values():
+        arms = 1
+        for layer in posteriors.values():
+            arms = max(arms, layer.estimator.arms)
+            if self.training:
                 layer.project()
+        relaxed = self.model.training
+        samples = draw_samples(list(layers.values()), self.num_samples, self.generator, relaxed=relaxed, arms=arms)
+        ledger = open_ledger(posteriors, samples, self.moments._buffers, self.kl_weight / self.num_data)
         # The KL of pathwise layers enters the graph before the passes: autograd then works it out
         # last, when the masked weights are gone, and the peak of memory is lower by one tensor.
-        kl, handles = _pathwise_kl(posteriors)
-        arms = max([1, *(layer.estimator.arms for layer in posteriors.values())])
-        samples = draw_samples(
-            list(layers.values()),
-            self.num_samples,
-            self.generator,
-            relaxed=self.model.training,
-            arms=arms,
-            handles=handles,
-        )
-        return _Step(layers, samples, kl)
+        kl = pathwise_kl(posteriors, () if ledger is None else ledger.tallies)
+        return _Step(layers, samples, posteriors, kl, ledger)
 
     def _mean_network(self, step: _Step, inputs: Any, options: Any, target: Any) -> Tensor | None:
         """The log-likelihoods (B,) of Eq. (19) on the same minibatch, where a baseline needs them."""
@@ -246,17 +242,21 @@ class ELBO(nn.Module):
         """Every sample and arm: log-likelihoods (L, A, B), and the first output."""
         rows: list[Tensor] = []
         first: Any = done
+        model = self.model
         for sample in step.samples:
             for arm, assignment in enumerate(sample.arms):
                 output = done
                 if done is None or rows:
-                    watched = self._watch.of(assignment, self)
-                    with running(watched), frozen_statistics(self.model if arm else None):
-                        output = self.model(*inputs, **options)
+                    use = begin(self._watch.of(assignment, self))
+                    try:
+                        with frozen_statistics(model) if arm else nullcontext():
+                            output = model(*inputs, **options)
+                    finally:
+                        end(use)
                 replay_in_backward(output, assignment)
                 first = output if first is None else first
                 rows.append(self._log_likelihoods(output, target))
-        rewards = torch.stack(rows).view(self.num_samples, step.arms, -1)
+        rewards = (rows[0] if len(rows) == 1 else torch.stack(rows)).view(self.num_samples, step.arms, -1)
         return rewards, first
 
     def _repeatable_call(self, step: _Step, output: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -290,33 +290,42 @@ class ELBO(nn.Module):
     # ---------------------------------------------------------------------------------- the terms
 
     def _finish(self, step: _Step, rewards: Tensor, mean: Tensor | None, output: Any, inputs: Any) -> ELBOTerms:
-        loss = -rewards.mean()
-        log_likelihood = -self.num_data * loss.detach()
-        weight = self._kl_weight.tensor.to(loss.device) if torch.compiler.is_compiling() else self.kl_weight
+        weight = self._kl_weight.tensor.to(rewards.device) if torch.compiler.is_compiling() else self.kl_weight
         scale = weight / self.num_data
-        kl = [value.detach().to(loss.device) for _, value in step.pathwise_kl]
-        parts = [scale * own * value.to(loss.device) for own, value in step.pathwise_kl]
+        moving = self.training and self.model.training and torch.is_grad_enabled()
+        kl = [(scale * own * value, value.detach()) for own, value in step.pathwise_kl]
+        settled, rest = None, step.posteriors
+        if step.ledger is not None and (counted := set(step.ledger.counted())):
+            in_place = moving and not self.check_finite
+            settled = step.ledger.settle(rewards, self.moments._buffers, self.num_data, in_place, self._tables)
+            rest = {name: layer for name, layer in rest.items() if name not in counted}
+            uncounted = {name: layer for name, layer in rest.items() if name in step.ledger.tallies}
+            if uncounted:
+                kl += [(scale * own * value, value.detach()) for own, value in pathwise_kl(uncounted)]
         passes = RewardedPasses(step.samples, rewards.detach(), mean)
-        fresh: dict[str, Tensor] = {}
+        fresh = {} if settled is None or step.ledger is None else step.ledger.fresh
         done: set[Any] = set()
-        moments = self._moments_by_layer()
-        scoring = {name: layer for name, layer in step.posteriors.items() if not layer.pathwise}
+        scoring = {name: layer for name, layer in rest.items() if not layer.pathwise}
         for name, layer in scoring.items():
-            prefix = _prefix(name)
-            known = moments.get(prefix, {})
-            scored = score_layer(layer, passes, known, scale * layer.kl_weight, self.generator, done)
-            kl.append(scored.kl.to(loss.device))
-            parts.append(scored.loss.to(loss.device))
-            fresh.update({prefix + key: value for key, value in scored.moments.items()})
-        loss = sum(parts, loss)
-        total = sum(kl[1:], kl[0]) if kl else torch.zeros_like(log_likelihood)
+            scored = score_layer(
+                layer, passes, self._moments_of(name, layer), scale * layer.kl_weight, self.generator, done
+            )
+            kl.append((scored.loss, scored.kl))
+            fresh.update({prefix_of(name) + key: value for key, value in scored.moments.items()})
+        loss = -rewards.mean() if settled is None else settled.loss
+        log_likelihood = -self.num_data * loss.detach() if settled is None else settled.log_likelihood
+        total = None if settled is None else settled.kl
+        for part, value in kl:
+            loss = loss + part.to(loss.device)
+            total = value.to(loss.device) if total is None else total + value.to(loss.device)
         if self.check_finite:
             self._require_finite(loss, inputs, output)
         self._watch.step(step.layers)
-        if self.training and self.model.training and torch.is_grad_enabled():
+        if moving:
             for key, value in fresh.items():
                 self.moments.get_buffer(key).copy_(value)
-        return ELBOTerms(loss, -self.num_data * loss.detach(), log_likelihood, total, output)
+        elbo = settled.elbo if settled is not None and not kl else -self.num_data * loss.detach()
+        return ELBOTerms(loss, elbo, log_likelihood, torch.zeros_like(loss) if total is None else total, output)
 
     def _require_finite(self, loss: Tensor, inputs: Any, output: Any) -> None:
         if loss.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -339,52 +348,10 @@ class ELBO(nn.Module):
         )
 
 
-def _posteriors(layers: dict[str, MaskedLayer]) -> dict[str, DropConnectPPLayer]:
-    return {name: layer for name, layer in layers.items() if isinstance(layer, DropConnectPPLayer)}
-
-
-def _prefix(name: str) -> str:
-    """Where a layer's running moments are kept."""
-    return f"{name.replace('.', '/') or 'model'}/"
-
-
-def _synapses(posteriors: dict[str, DropConnectPPLayer]) -> Iterator[tuple[DropConnectPPLayer, str]]:
-    """Each learned parameter once, however many layers share it."""
-    seen: set[Any] = set()
-    for layer in posteriors.values():
-        for name in layer.gate_names:
-            if layer.tie(name) not in seen:
-                seen.add(layer.tie(name))
-                yield layer, name
-
-
-def _pathwise_kl(
-    posteriors: dict[str, DropConnectPPLayer],
-) -> tuple[list[tuple[float, Tensor]], dict[Any, Tensor]]:
-    """The KL of layers whose likelihood's gradient comes by backpropagation, and what stands for their logits."""
-    kl: list[tuple[float, Tensor]] = []
-    handles: dict[Any, Tensor] = {}
-    groups: dict[tuple[Any, ...], list[GatePosterior]] = {}
-    for layer, name in _synapses(posteriors):
-        if not layer.pathwise:
-            continue
-        posterior = layer.posterior_of(name)
-        if torch.is_grad_enabled() and groupable(posterior):
-            groups.setdefault((layer.kl_weight, posterior.prior, posterior.gate.dtype), []).append(posterior)
-            continue
-        value, handle = divergence(posterior)
-        kl.append((layer.kl_weight, value))
-        if handle is not None:
-            handles[layer.tie(name)] = handle
-    for key, group in groups.items():
-        kl += [(key[0], group_pass(part)[0]) for part in in_parts(group)]
-    return kl, handles
-
-
 def _require_one_estimator(layers: dict[str, MaskedLayer]) -> None:
     """A posterior that two layers share learns in one way."""
     known: dict[Any, tuple[str, DropConnectPPLayer]] = {}
-    for name, layer in _posteriors(layers).items():
+    for name, layer in posteriors_of(layers).items():
         for synapse in layer.gate_names:
             first, other = known.setdefault(layer.tie(synapse), (name, layer))
             if other.estimator != layer.estimator:
@@ -396,76 +363,3 @@ def _require_one_estimator(layers: dict[str, MaskedLayer]) -> None:
 
 def _needs_mean_network(step: _Step) -> bool:
     return any(layer.estimator.needs_mean_network for layer in step.posteriors.values())
-
-
-# ---------------------------------------------------------------------------------------- the rest
-
-
-def named_kl(model: nn.Module) -> dict[str, Tensor]:
-    """The KL of each DropConnect++ layer in nats, differentiable; shared parameters count once.
-
-    It is the divergence itself, whatever the layers' ``kl_weight``.
-    """
-    seen: set[Any] = set()
-    result: dict[str, Tensor] = {}
-    for layer_name, layer in masked_layers(model).items():
-        if not isinstance(layer, DropConnectPPLayer):
-            continue
-        fresh = [name for name in layer.gate_names if layer.tie(name) not in seen]
-        seen.update(layer.tie(name) for name in fresh)
-        parts = [kl_sum(layer.posterior_of(name)) for name in fresh]
-        result[layer_name] = torch.stack(parts).sum() if parts else layer.weight.new_zeros(())
-    return result
-
-
-def kl_divergence(model: nn.Module) -> Tensor:
-    """KL of the whole model's posterior from its prior, Eq. (20) + Eq. (21), in nats, differentiable.
-
-    It is the divergence itself, whatever the layers' ``kl_weight``.
-
-    >>> kl_divergence(dropconnectpp.DropConnectPPLinear(10, 10, bias=False, keep_probability=0.9))
-    tensor(36.8064, grad_fn=<SumBackward0>)
-    """
-    values = list(named_kl(model).values())
-    if not values:
-        return torch.zeros(())
-    return torch.stack([value.to(values[0].device) for value in values]).sum()
-
-
-def parameter_groups(
-    model: nn.Module, lr: float, *, logit_lr: float | None = None, weight_decay: float = 0.0
-) -> list[dict[str, Any]]:
-    """Groups for a torch optimiser: "weights", which decay, and "posterior", which never does.
-
-    Give it the ELBO for a third, "noise", where the likelihood learns it; that does not decay either.
-    The posterior's group holds logits (or probabilities) and Beta parameters, at step size
-    ``logit_lr``; by default at ``lr`` times their layer's ``logit_step``, with one group named
-    "posterior" for each step that occurs. Parameters that need no gradient are left out.
-
-    >>> groups = parameter_groups(dropconnectpp.DropConnectPPLinear(3, 2), lr=0.01, logit_lr=0.1)
-    >>> [(group["name"], group["lr"], len(group["params"])) for group in groups]
-    [('weights', 0.01, 2), ('posterior', 0.1, 2)]
-    >>> model = torch.nn.Sequential(*(dropconnectpp.DropConnectPPLinear(3, 3, logit_step=s) for s in (1.0, 5.0)))
-    >>> [(group["name"], group["lr"], len(group["params"])) for group in parameter_groups(model, lr=0.01)]
-    [('weights', 0.01, 4), ('posterior', 0.01, 2), ('posterior', 0.05, 2)]
-    """
-    steps: dict[int, float] = {}
-    for layer in masked_layers(model).values():
-        if isinstance(layer, DropConnectPPLayer):
-            for key in layer.posterior_names:  # shared ones keep the first layer's step
-                steps.setdefault(id(getattr(layer, key)), 1.0 if logit_lr is not None else layer.logit_step)
-    noises = {id(p) for module in model.modules() if isinstance(module, LearnedNoise) for p in module.parameters()}
-    trained = [p for p in model.parameters() if p.requires_grad]
-    noise = [p for p in trained if id(p) in noises]
-    weights = [p for p in trained if id(p) not in steps and id(p) not in noises]
-    posterior: dict[float, list[nn.Parameter]] = {}
-    for parameter in trained:
-        if id(parameter) in steps:
-            posterior.setdefault(steps[id(parameter)], []).append(parameter)
-    base = lr if logit_lr is None else logit_lr
-    groups: list[dict[str, Any]] = [{"name": "weights", "params": weights, "lr": lr, "weight_decay": weight_decay}]
-    for step, parameters in posterior.items():
-        size = base if step == 1.0 else base * step  # a tensor stays the caller's own
-        groups.append({"name": "posterior", "params": parameters, "lr": size, "weight_decay": 0.0})
-    groups.append({"name": "noise", "params": noise, "lr": lr, "weight_decay": 0.0})
-    return [group for group in groups if group["params"]]

@@ -38,17 +38,24 @@ class Scored:
     moments: dict[str, Tensor]  # what the running moments become
 
 
-def initial_moments(layer: DropConnectPPLayer) -> dict[str, Tensor]:
-    """The running moments a layer's estimator keeps: (2,) per layer, or (2, *S) per gate."""
+def moment_names(layer: DropConnectPPLayer) -> tuple[str, ...]:
+    """The running moments that a layer's estimator keeps: one pair for the layer, or one for each gate."""
     if not layer.estimator.needs_moments:
-        return {}
+        return ()
+    return layer.gate_names if isinstance(layer.estimator, BBVI) and layer.estimator.per_synapse else ("layer",)
+
+
+def initial_moments(layer: DropConnectPPLayer) -> dict[str, Tensor]:
+    """The running moments' start: (2,) for a layer, or (2, *S) for its gates."""
     device = layer.weight.device
     dtype = torch.float64 if layer.weight.dtype == torch.float64 else torch.float32
-    if isinstance(layer.estimator, BBVI) and layer.estimator.per_synapse:
-        return {
-            name: torch.zeros((2, *layer.gate_shape(name)), device=device, dtype=dtype) for name in layer.gate_names
-        }
-    return {"layer": torch.zeros(2, device=device, dtype=dtype)}
+    shapes = {name: () if name == "layer" else layer.gate_shape(name) for name in moment_names(layer)}
+    return {name: torch.zeros((2, *shape), device=device, dtype=dtype) for name, shape in shapes.items()}
+
+
+def prefix_of(name: str) -> str:
+    """What a layer's running moments are named by."""
+    return f"{name.replace('.', '/') or 'model'}/"
 
 
 def score_layer(
@@ -131,7 +138,7 @@ class _Work:
         if len(draws) < len(first) or not torch.is_grad_enabled() or not drawn_scores_supported(posterior, draws):
             return None
         assert isinstance(first[0], BinaryGates)
-        synapses = self.layer.synapses(name, first[0], {})
+        synapses = self.layer.synapses(name, first[0])
         return scored(posterior, synapses, draws, coefficients, self.kl_scale, self._mirrored())
 
     def _mask(self, name: str, gates: Gates) -> Tensor:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from dropconnectpp.conversion import convert
 from dropconnectpp.errors import ArgumentError, check_count
-from dropconnectpp.inference.elbo import ELBO, parameter_groups
+from dropconnectpp.inference.elbo import ELBO
+from dropconnectpp.inference.parameter_groups import parameter_groups
 from dropconnectpp.inference.plan import SparsityPlan
 from dropconnectpp.layers.base import masked_layers
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from dropconnectpp.errors import ArgumentError, FileFormatError, MissingPackageError
-from dropconnectpp.inference.elbo import ELBO, kl_divergence, parameter_groups
+from dropconnectpp.inference.divergence import kl_divergence
+from dropconnectpp.inference.elbo import ELBO
+from dropconnectpp.inference.parameter_groups import parameter_groups
 from dropconnectpp.inference.plan import SparsityPlan
 from dropconnectpp.integrations.model_outputs import likelihood_of, next_tokens, spans, tokens
 from dropconnectpp.integrations.pretrained import FILE, from_pretrained, push_to_hub, save_pretrained

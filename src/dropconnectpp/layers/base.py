@@ -97,8 +97,12 @@ class MaskedLayer(Operation):
 
     def kept(self, name: str) -> Tensor | None:
         """The boolean buffer of what pruning left of a parameter; None before any pruning."""
-        kept: Tensor | None = getattr(self, f"{name}_kept")
-        return kept
+        return self._buffers[f"{name}_kept"]
+
+    def parameter(self, name: str) -> Tensor:
+        """A parameter by name, or what a parametrisation makes of it."""
+        found = self._parameters.get(name)  # a tenth of what `nn.Module`'s look-up takes
+        return getattr(self, name) if found is None else found
 
     def keep_only(self, name: str, kept: Tensor | None) -> None:
         """Switch off for good the synapses of a parameter where ``kept`` is False; None: keep all."""
@@ -163,7 +167,7 @@ class MaskedLayer(Operation):
             mask = gates.weight if name == "weight" else gates.bias
             assert mask is not None
             return mask
-        return gates.draw.mask(self.gate_shape(name), self.synapses(name, gates, {}), gates.mirrored)
+        return gates.draw.mask(self.gate_shape(name), self.synapses(name, gates), gates.mirrored)
 
     def mask_of(self, name: str, draw: Draw, stream: int) -> Tensor:
         """The mask of a parameter's synapses in one draw."""
@@ -227,23 +231,25 @@ class MaskedLayer(Operation):
         if isinstance(gates, RelaxedGates):
             return tuple(self._relaxed(name, gates) for name in names)
         assert isinstance(gates, BinaryGates)
-        parameters = tuple(getattr(self, name) for name in names)
-        handles = {} if again else gates.draw.handles
+        parameters = tuple(self.parameter(name) for name in names)
+        tally = gates.tally
+        if tally is not None and (again or tally.anchor is not None or not torch.is_grad_enabled()):
+            tally = None  # once in a step, where a gradient can pass
         gating = Gating(
             gates.draw,
-            tuple(self.synapses(name, gates, handles) for name in names),
+            tuple(self.synapses(name, gates) for name in names),
             gates.mirrored,
             self.straight_through,
             _product_dtype(parameters[0]),
+            tally,
         )
         if transformed():
             return gated_plainly(parameters, gating)
         return draw_gated(parameters, gating)
 
-    def synapses(self, name: str, gates: DrawnGates, handles: Mapping[Hashable, Tensor]) -> Synapses:
+    def synapses(self, name: str, gates: DrawnGates) -> Synapses:
         """What gates one parameter in a pass."""
-        logit = handles.get(self.tie(name)) if handles else None
-        return Synapses(self.logit(name) if logit is None else logit, self.kept(name), gates.streams[name])
+        return Synapses(self.logit(name), self.kept(name), gates.streams[name])
 
     def _masked(self, name: str, mask: Tensor) -> Tensor:
         """The parameter under a mask that is given."""

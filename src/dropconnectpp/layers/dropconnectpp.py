@@ -222,8 +222,7 @@ class DropConnectPPLayer(GroupedLayer):
 
     def gate_parameter(self, name: str) -> nn.Parameter:
         """The parameter behind pi~: `weight_logit` or `weight_probability`, likewise for the bias."""
-        parameter: nn.Parameter = getattr(self, f"{self.gate_of(name)}_{self.parameterisation}")
-        return parameter
+        return self.parameter(f"{self.gate_of(name)}_{self.parameterisation}")  # type: ignore[return-value]
 
     def gate_logit(self, name: str) -> Tensor:
         parameter = self.gate_parameter(name)
@@ -251,7 +250,7 @@ class DropConnectPPLayer(GroupedLayer):
         """q(z) and q(pi) of the gates of "weight" or "bias", as the passes over them take them."""
         name = self.gate_of(name)
         return GatePosterior(
-            {key: getattr(self, key) for key in self.posterior_names_of(name)},
+            {key: self.parameter(key) for key in self.posterior_names_of(name)},
             self.prior,
             self.gate_kept(name),
             direct=self.parameterisation == "probability",
@@ -275,13 +274,13 @@ class DropConnectPPLayer(GroupedLayer):
             kl = kl + functional.beta_kl(*posterior, self.alpha, self.beta)
         return kl if kept is None else kl * kept
 
-    @torch.no_grad()
     def project(self) -> None:
         """Bring probabilities that a step carried outside (0, 1) back to its edge."""
         if self.parameterisation == "probability":
-            for name in self.gate_names:
-                margin = functional.PROBABILITY_MARGIN
-                self.gate_parameter(name).clamp_(margin, 1 - margin)
+            margin = functional.PROBABILITY_MARGIN
+            with torch.no_grad():
+                for name in self.gate_names:
+                    self.gate_parameter(name).clamp_(margin, 1 - margin)
 
     def tie(self, name: str) -> Hashable:
         return id(self.gate_parameter(name))

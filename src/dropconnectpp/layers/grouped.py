@@ -53,6 +53,8 @@ class GroupedLayer(MaskedLayer):
 
     @property
     def gate_names(self) -> tuple[str, ...]:
+        if self.tiling is None:
+            return self.synapse_names
         return tuple(name for name in self.synapse_names if self.gate_of(name) == name)
 
     def gate_shape(self, name: str) -> torch.Size:
@@ -87,13 +89,15 @@ class GroupedLayer(MaskedLayer):
         return own if self.tiling is None else (own, self.granularity)
 
     def logit(self, name: str) -> Tensor:
+        if self.tiling is None:
+            return self.gate_logit(name)
         return self.spread(name, self.gate_logit(self.gate_of(name)))
 
     # ---------------------------------------------------------------------------------- the passes
 
-    def synapses(self, name: str, gates: DrawnGates, handles: Mapping[Hashable, Tensor]) -> Synapses:
+    def synapses(self, name: str, gates: DrawnGates) -> Synapses:
         if self.tiling is None:
-            return super().synapses(name, gates, handles)
+            return super().synapses(name, gates)
         owner = self.gate_of(name)
         return Synapses(self.gate_logit(owner), self.gate_kept(owner), gates.streams[owner])
 
@@ -134,7 +138,7 @@ class GroupedLayer(MaskedLayer):
         """The mask of a parameter's gates."""
         if torch.compiler.is_compiling() or not transformed():
             return self.gate_mask(name, gates)
-        one = self.synapses(name, gates, {})
+        one = self.synapses(name, gates)
         noise = gates.draw.uniform(self.gate_shape(name), one.stream, noise_dtype(one.logit.dtype), one.logit.device)
         draw = functional.draw_antithetic_mask if gates.mirrored else functional.draw_mask
         return draw(one.logit.detach(), noise)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dropconnectpp import _compat
 from dropconnectpp.ops.drawn import Draw
+from dropconnectpp.ops.gpu_gates import Tally
 
 # ------------------------------------------------------------------------------------------------ the gates
 
@@ -53,6 +54,8 @@ class BinaryGates(DrawnGates):
 
     each_example: bool = False
     mirrored: bool = False
+    tally: Tally | None = None
+    """What the first pass works out beside the masks, where a kernel does both."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +156,9 @@ def uses() -> list[Use]:
     leaves them to whoever called it; the caller's own, and those of a generator that is running, come before them.
     """
     found = _open()
-    if any(use.in_generator for use in found):
-        found = _ranked(found)
+    for use in found:
+        if use.in_generator:
+            return _ranked(found)  # type: ignore[no-any-return]
     return found
 
 
@@ -250,8 +254,8 @@ def current() -> list[Assignment]:
 
 def assigned(layer: nn.Module) -> Gates | None:
     """The gates that the innermost assignment has for a layer."""
-    for assignment in reversed(current()):
-        gates = assignment.get(layer)
+    for use in reversed(uses()):
+        gates = use.assignment.get(layer)
         if gates is not None:
             return gates
     return None
@@ -290,7 +294,7 @@ def replay_in_backward(outputs: object, assignment: Assignment) -> None:
             _compat.after_backward(lambda: _forget(task))
         _replays[task] = assignment
 
-    for leaf in _compat.tree_leaves(outputs):
+    for leaf in (outputs,) if isinstance(outputs, Tensor) else _compat.tree_leaves(outputs):
         if isinstance(leaf, Tensor) and leaf.requires_grad:
             leaf.register_hook(enter)
 

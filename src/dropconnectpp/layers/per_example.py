@@ -6,7 +6,7 @@ Shapes: B examples, b examples of one block, K weightings, S the shape of a para
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from dropconnectpp.errors import ShapeError
 from dropconnectpp.functional import draw_antithetic_mask, draw_mask, relax_mask
-from dropconnectpp.layers.affine import Operation
+from dropconnectpp.layers.affine import LinearOperation, Operation
 from dropconnectpp.layers.granularity import Tiling
+from dropconnectpp.ops import gpu_examples
 from dropconnectpp.ops.drawn import Draw, transformed
 from dropconnectpp.ops.noise import Blocks, noise_dtype
 
@@ -89,7 +90,10 @@ class ExampleGates:
         if transformed():  # plain operations alone: one block of everything
             yield slice(0, batch), {name: self._whole(name, batch) for name in self.names}
             return
-        step = self._step()
+        yield from self.blocks_of(batch, self._step())
+
+    def blocks_of(self, batch: int, step: int) -> Iterator[tuple[slice, dict[str, Tensor]]]:
+        """`blocks` of ``step`` examples."""
         keep = self.device.type == "cpu" and batch * self.shapes["weight"].numel() <= KEPT_ELEMENTS
         # A stream for each parameter: layers may share one and not the other.
         streams = {name: self._stream(name) for name in self.names}
@@ -155,8 +159,25 @@ class ExampleGates:
             return relax_mask(logit, noise, self.temperature)
         return (draw_antithetic_mask if self.mirrored else draw_mask)(logit, noise)
 
+    def in_registers(self, name: str) -> gpu_examples.Masks | None:
+        """The masks of a parameter for the kernels that never write them; None where those cannot take it."""
+        ready = self.draw is not None and self.draw.seed is not None and self.members is None
+        if not ready or self.temperature is not None or transformed():
+            return None
+        assert self.draw is not None
+        seed, logit = self.draw.seed_on(self.device), self.logits[name]
+        masks = gpu_examples.Masks(logit.detach(), self.kept[name], seed, self.streams[name], self.mirrored)
+        return masks if gpu_examples.supported(masks) else None
+
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """sum_n c_kn z_n for K weightings (K, B) of the examples: (K, *S) for each parameter."""
+        masks = self.in_registers("weight")
+        if masks is None:
+            return self._summed(weights)
+        others = {name: self.logits[name] for name in self.names if name != "weight"}
+        return {"weight": gpu_examples.weighted_sum(weights, masks), **replace(self, logits=others)._summed(weights)}
+
+    def _summed(self, weights: Tensor) -> dict[str, Tensor]:
         totals = {
             name: torch.zeros((weights.shape[0], *self.shapes[name]), device=self.device, dtype=weights.dtype)
             for name in self.names
@@ -265,11 +286,32 @@ def run_each(layer: Operation, gates: ExampleGates, input: Tensor) -> Tensor:
         assert masks is not None
         if masks.shape[0] != input.shape[0]:
             raise ShapeError(f"forced_masks gave {masks.shape[0]} masks for a batch of {input.shape[0]} examples.")
+    if isinstance(layer, LinearOperation) and input.ndim == 2:
+        drawn = gates.in_registers("weight")
+        if drawn is not None and gpu_examples.supported(drawn, layer.weight, input.contiguous()):
+            return _run_in_registers(layer, gates, drawn, input)
     logits = gates.logits if gates.pathwise else {}
     output: Tensor = _PerExample.apply(  # type: ignore[no-untyped-call]
         layer, gates, input, layer.weight, layer.bias, logits.get("weight"), logits.get("bias")
     )
     return output
+
+
+def _run_in_registers(layer: Operation, gates: ExampleGates, masks: gpu_examples.Masks, input: Tensor) -> Tensor:
+    """The weight's masks by kernels that never write them; a bias has no more gates than the layer has outputs."""
+    autocast = _autocast_state(input.device.type)
+    dtype = autocast["dtype"] if autocast["enabled"] else torch.result_type(input, layer.weight)
+    output = gpu_examples.masked_product(input, layer.weight, gates.logits["weight"], masks, gates.through, dtype)
+    if layer.bias is None:
+        return output
+    ((_, drawn),) = replace(gates, logits={"bias": gates.logits["bias"]}).blocks_of(input.shape[0], input.shape[0])
+    gate = drawn["bias"].to(layer.bias.dtype)
+    if gates.through:
+        pi = torch.sigmoid(gates.logits["bias"])
+        learned = pi - pi.detach()
+        kept = gates.kept["bias"]
+        gate = gate + (learned if kept is None else learned * kept)
+    return output + (layer.bias * gate).to(dtype)
 
 
 def _run_plainly(layer: Operation, gates: ExampleGates, input: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from threading import Lock
 from typing import Any, Literal, get_args
@@ -67,11 +67,10 @@ def draw_samples(
     *,
     relaxed: bool,
     arms: int = 1,
-    handles: Mapping[Hashable, Tensor] | None = None,
 ) -> list[Sample]:
-    """``count`` samples with seeds from a generator, or from torch's own; ``handles`` are `Draw.handles`."""
+    """``count`` samples with seeds from a generator, or from torch's own."""
     device = layers[0].weight.device if layers else torch.device("cpu")
-    draws = fresh_draws(count, device, generator, handles)
+    draws = fresh_draws(count, device, generator)
     return [Sample(layers, draw, relaxed=relaxed, arms=arms) for draw in draws]
 
 

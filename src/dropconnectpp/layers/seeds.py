@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-
 import torch
-from torch import Tensor
 
 from dropconnectpp.ops.drawn import Draw, transformed
 
@@ -18,7 +15,6 @@ def fresh_draws(
     count: int,
     device: torch.device,
     generator: torch.Generator | None = None,
-    handles: Mapping[Hashable, Tensor] | None = None,
 ) -> list[Draw]:
     """``count`` draws with seeds from a generator, or from torch's own.
 
@@ -28,7 +24,7 @@ def fresh_draws(
     `torch.func`, where a seed may differ along a batch axis, draws have none and take torch's own noise.
     """
     if transformed() and not torch.compiler.is_compiling():
-        return [Draw(None, handles or {}) for _ in range(count)]
+        return [Draw(None) for _ in range(count)]
     if device.type == "meta":  # an offloaded layer, whose weights come when it is called
         device = torch.device("cpu")
     if generator is None:  # no generator argument at all: torch.compile cannot trace one
@@ -38,7 +34,7 @@ def fresh_draws(
             seeds = (seeds + rank * _BETWEEN_RANKS % _SEEDS) % _SEEDS  # neither may leave 63 bits
     else:
         seeds = torch.randint(_SEEDS, (count,), device=generator.device, generator=generator).to(device)
-    return [Draw(seed, handles or {}) for seed in seeds.unbind()]
+    return [Draw(seed) for seed in seeds.unbind()]
 
 
 def _rank() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +9,9 @@ import torch
 from torch import Tensor
 
 from dropconnectpp import _compat, functional
-from dropconnectpp.ops import gpu, noise, registered
-from dropconnectpp.ops.gated_weight import masked_by_draw, masked_by_draw_backward, multiply, through_mask
+from dropconnectpp.ops import gpu, gpu_gates, noise, registered
+from dropconnectpp.ops.gated_weight import multiply, through_mask
+from dropconnectpp.ops.gpu_gates import Part, Tally
 
 
 def transformed() -> bool:
@@ -37,15 +37,13 @@ class Draw:
     """
 
     seed: Tensor | None
-    handles: Mapping[Hashable, Tensor] = field(default_factory=dict, repr=False)
-    """What stands for the logits in a training pass, by what they are tied to: see `posterior.divergence`."""
     masks: dict[Any, Tensor] = field(default_factory=dict, repr=False)
     examples: dict[int, int] = field(default_factory=dict, repr=False)
     """How many examples had a mask each, by stream."""
 
     def anew(self) -> Draw:
         """The same draw, with no mask remembered."""
-        return self if self.seed is None else Draw(self.seed, self.handles)
+        return self if self.seed is None else Draw(self.seed)
 
     def seed_on(self, device: torch.device) -> Tensor:
         """The seed as a tensor where the kernels of a device can read it."""
@@ -121,6 +119,8 @@ class Gating:
     """Whether the gradient goes on to the logits, as though z were pi~."""
     dtype: torch.dtype | None
     """What the product is written in; None: as the parameter is."""
+    tally: Tally | None = None
+    """What a kernel works out beside it, where this pass is the one that does."""
 
     def settings(self, synapses: Synapses) -> tuple[Tensor, Tensor | None, Tensor, int, bool]:
         """Log-odds, what pruning left, seed, stream and arm of one parameter."""
@@ -129,26 +129,20 @@ class Gating:
 
 
 class _Drawn(torch.autograd.Function):
-    """W z for a layer's parameters, weights and biases in one node; the mask stays until backward on the CPU alone."""
+    """W z for a layer's parameters, weights and biases in one node; the masks stay until backward."""
 
     @staticmethod
     def forward(ctx: Any, gating: Gating, *tensors: Tensor) -> tuple[Tensor, ...]:
         count = len(gating.synapses)
-        parameters, logits = tensors[:count], tensors[count:]
         ctx.gating = gating
         products: list[Tensor] = []
-        masks: list[Tensor | None] = []
-        for parameter, synapses in zip(parameters, gating.synapses, strict=True):
-            if gpu.supported(parameter, synapses.logit):
-                products.append(masked_by_draw(parameter, *gating.settings(synapses), gating.dtype))
-                masks.append(None)
-                continue
+        masks: list[Tensor] = []
+        for parameter, synapses in zip(tensors[:count], gating.synapses, strict=True):
             mask = gating.draw.mask(parameter.shape, synapses, gating.mirrored)
             out = torch.empty_like(parameter, dtype=gating.dtype or parameter.dtype)
             products.append(multiply(parameter, mask, out))
             masks.append(mask)
-        # The logits too, so that a change of them before backward is noticed where the mask is drawn again.
-        ctx.save_for_backward(*parameters, *logits, *masks)
+        ctx.save_for_backward(*tensors, *masks)
         return tuple(products)
 
     @staticmethod
@@ -162,20 +156,69 @@ class _Drawn(torch.autograd.Function):
         for index, (synapses, gradient) in enumerate(zip(gating.synapses, gradients, strict=True)):
             parameter, logit, mask = saved[index], saved[count + index], saved[2 * count + index]
             wanted = needed[index], needed[count + index] and gating.through
-            if mask is None:
-                found = masked_by_draw_backward(gradient, parameter, *gating.settings(synapses), wanted)
-            else:
-                found = through_mask(gradient, parameter, logit, mask, synapses.kept, wanted)
+            found = through_mask(gradient, parameter, logit, mask, synapses.kept, wanted)
             by_parameter.append(found[0])
             by_logit.append(found[1])
         return None, *by_parameter, *by_logit
 
 
+class _DrawnByKernels(torch.autograd.Function):
+    """`_Drawn` on a GPU: the masks are drawn again in backward. With a tally a number more, which stands for it."""
+
+    @staticmethod
+    def forward(ctx: Any, gating: Gating, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.gating = gating
+        ctx.set_materialize_grads(False)
+        # The logits too, so that a change of them before backward is noticed.
+        ctx.save_for_backward(*tensors)
+        products = gpu_gates.gated(*_parts(gating, tensors), gating.mirrored, gating.dtype, gating.tally)
+        if gating.tally is None:
+            return tuple(products)
+        return *products, torch.empty((), device=tensors[0].device)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        gating: Gating = ctx.gating
+        tensors, needed, count = ctx.saved_tensors, ctx.needs_input_grad[1:], len(gating.synapses)
+        grads = [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, gradients[:count], strict=False)]
+        logits = any(needed[count:])
+        upstream = gradients[count] if gating.tally is not None and logits else None
+        by_parameter, by_logit = gpu_gates.gated_backward(
+            grads,
+            *_parts(gating, tensors),
+            gating.mirrored,
+            (any(needed[:count]), gating.through and logits),
+            None if upstream is None else gating.tally,
+            upstream,
+        )
+        return None, *by_parameter, *by_logit
+
+
+def _parts(gating: Gating, tensors: tuple[Tensor, ...]) -> tuple[list[Part], Tensor]:
+    """What a launch takes of a layer, and the seed."""
+    synapses, count = gating.synapses, len(gating.synapses)
+    parts: list[Part] = [(tensors[i], tensors[count + i], s.kept, s.stream) for i, s in enumerate(synapses)]
+    return parts, gating.draw.seed_on(tensors[0].device)
+
+
 def draw_gated(parameters: tuple[Tensor, ...], gating: Gating) -> tuple[Tensor, ...]:
-    """The masked parameters of one draw, differentiable by them and, straight through, by the logits."""
-    logits = tuple(s.logit if gating.through else s.logit.detach() for s in gating.synapses)
-    products: tuple[Tensor, ...] = _Drawn.apply(gating, *parameters, *logits)  # type: ignore[no-untyped-call]
-    return products
+    """The masked parameters of one draw, differentiable by them and, straight through, by the logits.
+
+    Where the gating has a tally, its anchor is set, and the logits' gradient has KL and score in it.
+    """
+    logits = [synapses.logit for synapses in gating.synapses]
+    tally = gating.tally
+    if not gating.through and tally is None:
+        logits = [logit.detach() for logit in logits]
+    if gating.draw.seed is None or not gpu.supported(*parameters, *logits):
+        drawn: tuple[Tensor, ...] = _Drawn.apply(gating, *parameters, *logits)  # type: ignore[no-untyped-call]
+        return drawn
+    found: tuple[Tensor, ...] = _DrawnByKernels.apply(gating, *parameters, *logits)  # type: ignore[no-untyped-call]
+    if tally is None:
+        return found
+    tally.anchor = found[-1]
+    return found[:-1]
 
 
 def gated_plainly(parameters: tuple[Tensor, ...], gating: Gating) -> tuple[Tensor, ...]:

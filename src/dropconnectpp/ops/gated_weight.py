@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dropconnectpp import functional
-from dropconnectpp.ops import gpu, noise
+from dropconnectpp.ops import gpu, gpu_gates, noise
 from dropconnectpp.ops.noise import CHUNK, chunks, in_chunks
 
 SMALL = 2**13
@@ -141,7 +141,7 @@ def masked_by_draw(
 ) -> Tensor:
     """W z for the mask of a seed and a stream."""
     if gpu.supported(weight, logit):
-        return gpu.gated(weight, logit, kept, seed, stream, mirrored, dtype)
+        return gpu_gates.gated([(weight, logit, kept, stream)], seed, mirrored, dtype)[0]
     mask = _mask(weight, logit, kept, seed, stream, mirrored)
     return multiply(weight, mask, torch.empty_like(weight, dtype=dtype or weight.dtype))
 
@@ -158,7 +158,9 @@ def masked_by_draw_backward(
 ) -> tuple[Tensor | None, Tensor | None]:
     """z G and, straight through, G W pi~ (1 - pi~), where wanted."""
     if gpu.supported(weight, logit):
-        return gpu.gated_backward(grad, weight, logit, kept, seed, stream, mirrored, wanted)
+        part = (weight, logit, kept, stream)
+        by_weight, by_logit = gpu_gates.gated_backward([grad], [part], seed, mirrored, wanted)
+        return by_weight[0], by_logit[0]
     mask = _mask(weight, logit, kept, seed, stream, mirrored)
     return through_mask(grad.clone(), weight, logit, mask, kept, wanted)
 

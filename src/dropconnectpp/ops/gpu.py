@@ -38,16 +38,19 @@ def supported(*tensors: Tensor) -> bool:
 
 
 @cache
-def _kernels() -> Any:
-    from dropconnectpp.ops import gpu_triton  # Triton takes a while to import, and a CPU does not need it
+def _kernel(name: str) -> Any:
+    # Triton takes a while to import, and a CPU needs none of it.
+    from dropconnectpp.ops import gpu_examples_triton, gpu_gates_triton, gpu_triton
 
-    return gpu_triton
+    return next(
+        found for home in (gpu_gates_triton, gpu_triton, gpu_examples_triton) if (found := vars(home).get(name))
+    )
 
 
 _compiled: dict[Any, Any] = {}
 
 
-def _launch(name: str, grid: tuple[int], arguments: tuple[Any, ...], **constants: Any) -> None:
+def launch(name: str, grid: tuple[int, ...], arguments: tuple[Any, ...], **constants: Any) -> None:
     """Start a kernel; all that Triton looks at to choose a compiled one is looked at here, in a tenth of the time.
 
     ``constants`` come last in a kernel, in this order.
@@ -55,25 +58,31 @@ def _launch(name: str, grid: tuple[int], arguments: tuple[Any, ...], **constants
     device = arguments[0].device.index
     if arguments[0].is_cuda and device != torch.cuda.current_device():
         with torch.cuda.device(device):
-            return _launch(name, grid, arguments, **constants)
-    key = (name, device, *constants.values(), *map(_kind, arguments))
+            return launch(name, grid, arguments, **constants)
+    values = tuple(constants.values())
+    key = (name, device, values, *_kinds(arguments))
     known = _compiled.get(key)
     if known is not None:
-        known[(*grid, 1, 1)](*arguments, *constants.values())
+        known[(*grid, 1, 1)[:3]](*arguments, *values)
         return None
-    found = getattr(_kernels(), name)[grid](*arguments, **constants)
+    found = _kernel(name)[grid](*arguments, **constants)
     if found is not None:  # the interpreter compiles nothing
         _compiled[key] = found
     return None
 
 
-def _kind(argument: Any) -> Any:
+def _kinds(arguments: tuple[Any, ...]) -> list[Any]:
     """What Triton compiles a kernel anew for."""
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    if isinstance(argument, int):
-        return argument == 1, argument % 16 == 0, argument >= 2**31
-    return len(argument) if isinstance(argument, tuple) else float
+    kinds: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            kinds.append(argument.dtype)
+            kinds.append(argument.data_ptr() % 16 == 0)
+        elif isinstance(argument, int):
+            kinds.append((argument == 1) + 2 * (argument % 16 == 0) + 4 * (argument >= 2**31))
+        else:
+            kinds.append(len(argument) if isinstance(argument, tuple) else 0)
+    return kinds
 
 
 def _grid(count: int, words: int) -> tuple[int]:
@@ -86,21 +95,21 @@ def _grid(count: int, words: int) -> tuple[int]:
 def uniform(shape: torch.Size, seed: Tensor, stream: int, row: int = 0) -> Tensor:
     """The noise behind the masks; ``row`` is the first of a block of examples."""
     out = torch.empty(shape, device=seed.device)
-    _launch("uniform_kernel", _grid(out.numel(), WORDS), (out, seed, stream, row, out.numel()), WORDS=WORDS)
+    launch("uniform_kernel", _grid(out.numel(), WORDS), (out, seed, stream, row, out.numel()), WORDS=WORDS)
     return out
 
 
 def normal(shape: torch.Size, seed: Tensor, stream: int) -> Tensor:
     """Standard normal numbers."""
     out = torch.empty(shape, device=seed.device)
-    _launch("normal_kernel", _grid(out.numel(), WORDS), (out, seed, stream, out.numel()), WORDS=WORDS)
+    launch("normal_kernel", _grid(out.numel(), WORDS), (out, seed, stream, out.numel()), WORDS=WORDS)
     return out
 
 
 def binary(logit: Tensor, shape: torch.Size, seed: Tensor, stream: int, mirrored: bool) -> Tensor:
     """The masks themselves."""
     out = torch.empty(shape, device=logit.device, dtype=torch.bool)
-    _launch(
+    launch(
         "binary_kernel",
         _grid(out.numel(), WORDS),
         (logit, out.view(torch.uint8), seed, stream, out.numel()),
@@ -111,84 +120,22 @@ def binary(logit: Tensor, shape: torch.Size, seed: Tensor, stream: int, mirrored
     return out
 
 
-# ------------------------------------------------------------------------------------------ the masked weight
-
-
-def _bytes(kept: Tensor | None, other: Tensor) -> Tensor:
-    """``kept`` as a kernel reads it, or something that it will not read."""
-    return other if kept is None else kept.view(torch.uint8)
-
-
-def gated(
-    weight: Tensor,
-    logit: Tensor,
-    kept: Tensor | None,
-    seed: Tensor,
-    stream: int,
-    mirrored: bool,
-    dtype: torch.dtype | None,
-) -> Tensor:
-    """W z, written once, in the dtype asked for."""
-    out = torch.empty_like(weight, dtype=dtype or weight.dtype)
-    _launch(
-        "gated_kernel",
-        _grid(out.numel(), WORDS),
-        (weight, logit, _bytes(kept, logit), out, seed, stream, out.numel()),
-        SCALAR=logit.ndim == 0,
-        KEPT=kept is not None,
-        MIRRORED=mirrored,
-        WORDS=WORDS,
-    )
-    return out
-
-
-def gated_backward(
-    grad: Tensor,
-    weight: Tensor,
-    logit: Tensor,
-    kept: Tensor | None,
-    seed: Tensor,
-    stream: int,
-    mirrored: bool,
-    wanted: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    """z G and, straight through, G W pi~ (1 - pi~): what is wanted of both, in one launch."""
-    grad = grad.contiguous()
-    grad_weight = torch.empty_like(weight) if wanted[0] else None
-    grad_logit = torch.empty_like(logit) if wanted[1] else None
-    if any(wanted):
-        _launch(
-            "gated_backward_kernel",
-            _grid(weight.numel(), WORDS),
-            (
-                grad,
-                weight,
-                logit,
-                _bytes(kept, logit),
-                weight if grad_weight is None else grad_weight,
-                logit if grad_logit is None else grad_logit,
-                seed,
-                stream,
-                weight.numel(),
-            ),
-            WEIGHT=wanted[0],
-            LOGIT=wanted[1],
-            SCALAR=logit.ndim == 0,
-            KEPT=kept is not None,
-            MIRRORED=mirrored,
-            WORDS=WORDS,
-        )
-    return grad_weight, grad_logit
+# ------------------------------------------------------------------------------------------ masks that are given
 
 
 def multiply(tensor: Tensor, mask: Tensor, out: Tensor) -> Tensor:
     """tensor * mask into ``out``, which may be ``tensor`` itself."""
     count = tensor.numel()
-    _launch("masking_kernel", _grid(count, WORDS), (tensor, mask.view(torch.uint8), out, count), WORDS=WORDS)
+    launch("masking_kernel", _grid(count, WORDS), (tensor, mask.view(torch.uint8), out, count), WORDS=WORDS)
     return out
 
 
 # ------------------------------------------------------------------------------------------ the posterior
+
+
+def as_bytes(kept: Tensor | None, other: Tensor) -> Tensor:
+    """``kept`` as a kernel reads it, or something that it will not read."""
+    return other if kept is None else kept.view(torch.uint8)
 
 
 @cache
@@ -216,10 +163,10 @@ def posterior(
     samples = 0 if seeds is None else seeds.numel()
     grid = _grid(logit.numel(), WIDE_WORDS)
     partial = torch.empty((1 + samples, *grid), device=logit.device)
-    _launch(
+    launch(
         "posterior_kernel",
         grid,
-        (logit, _bytes(kept, logit), logit if seeds is None else seeds, stream, partial, logit.numel(), numbers),
+        (logit, as_bytes(kept, logit), logit if seeds is None else seeds, stream, partial, logit.numel(), numbers),
         KIND=kind,
         KEPT=kept is not None,
         SAMPLES=samples,
@@ -234,7 +181,6 @@ def posterior_backward(
     kept: Tensor | None,
     prior: Prior,
     upstream: Tensor,
-    incoming: Tensor | None = None,
     *,
     kl_scale: Tensor | float = 1.0,
     seeds: Tensor | None = None,
@@ -242,18 +188,17 @@ def posterior_backward(
     stream: int = 0,
     paired: bool = False,
 ) -> Tensor:
-    """upstream * (kl_scale dKL - sum_l c_l h_l) + incoming, in one pass over the logits."""
+    """upstream * (kl_scale dKL - sum_l c_l h_l), in one pass over the logits."""
     found = kl_numbers(prior)
     assert found is not None
     kind, numbers = found
     out = torch.empty_like(logit)
-    _launch(
+    launch(
         "posterior_backward_kernel",
         _grid(logit.numel(), WORDS),
         (
             logit,
-            _bytes(kept, logit),
-            logit if incoming is None else incoming.contiguous(),
+            as_bytes(kept, logit),
             upstream,
             logit if seeds is None else seeds,
             logit if coefficients is None else coefficients,
@@ -266,7 +211,6 @@ def posterior_backward(
         KIND=kind,
         SCALE_IS_POINTER=isinstance(kl_scale, Tensor),
         KEPT=kept is not None,
-        INCOMING=incoming is not None,
         SAMPLES=0 if seeds is None else seeds.numel(),
         PAIRED=paired,
         WORDS=WORDS,

@@ -56,9 +56,9 @@ def halves(logit):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def words_of(seed_ptr, stream, row, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Four words for each of this program's blocks."""
-    blocks = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+def words_of(program, seed_ptr, stream, row, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Four words for each of a program's blocks."""
+    blocks = program * WORDS + tl.arange(0, WORDS)
     zero = blocks * 0
     return tl.philox(tl.load(seed_ptr), blocks, zero + stream, zero + row, zero)
 
@@ -70,16 +70,16 @@ def unit_interval(words):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def noise_of(seed_ptr, stream, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Uniform noise for the program's synapses, in their order."""
-    w0, w1, w2, w3 = words_of(seed_ptr, stream, 0, WORDS)
+def noise_of(program, seed_ptr, stream, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Uniform noise for a program's synapses, in their order."""
+    w0, w1, w2, w3 = words_of(program, seed_ptr, stream, 0, WORDS)
     return unit_interval(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def places(count, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the program's synapses lie, and which of them there are."""
-    offsets = tl.program_id(0).to(tl.int64) * (4 * WORDS) + tl.arange(0, 4 * WORDS)
+def places(program, count, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where a program's synapses lie, and which of them there are."""
+    offsets = program.to(tl.int64) * (4 * WORDS) + tl.arange(0, 4 * WORDS)
     return offsets, offsets < count
 
 
@@ -103,8 +103,8 @@ def gate_of(u, logit, MIRRORED: tl.constexpr):  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def uniform_kernel(out_ptr, seed_ptr, stream, row, count, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
     """The noise behind the masks."""
-    offsets, inside = places(count, WORDS)
-    w0, w1, w2, w3 = words_of(seed_ptr, stream, row, WORDS)
+    offsets, inside = places(tl.program_id(0), count, WORDS)
+    w0, w1, w2, w3 = words_of(tl.program_id(0), seed_ptr, stream, row, WORDS)
     noise = unit_interval(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
     tl.store(out_ptr + offsets, noise, mask=inside)
 
@@ -112,8 +112,8 @@ def uniform_kernel(out_ptr, seed_ptr, stream, row, count, WORDS: tl.constexpr): 
 @triton.jit  # type: ignore[untyped-decorator]
 def normal_kernel(out_ptr, seed_ptr, stream, count, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Standard normal numbers: a pair of words gives a pair of them."""
-    offsets, inside = places(count, WORDS)
-    w0, w1, w2, w3 = words_of(seed_ptr, stream, 0, WORDS)
+    offsets, inside = places(tl.program_id(0), count, WORDS)
+    w0, w1, w2, w3 = words_of(tl.program_id(0), seed_ptr, stream, 0, WORDS)
     near, far = tl.sqrt(-2.0 * tl.log(1.0 - unit_interval(w0))), tl.sqrt(-2.0 * tl.log(1.0 - unit_interval(w2)))
     one, other = unit_interval(w1) * 6.283185307179586, unit_interval(w3) * 6.283185307179586
     cosines = tl.interleave(near * tl.cos(one), far * tl.cos(other))
@@ -126,93 +126,19 @@ def binary_kernel(  # type: ignore[no-untyped-def]
     logit_ptr, out_ptr, seed_ptr, stream, count, SCALAR: tl.constexpr, MIRRORED: tl.constexpr, WORDS: tl.constexpr
 ):
     """The masks themselves, for those who must have them."""
-    offsets, inside = places(count, WORDS)
+    offsets, inside = places(tl.program_id(0), count, WORDS)
     logit = load_logit(logit_ptr, offsets, inside, SCALAR)
-    gate = gate_of(noise_of(seed_ptr, stream, WORDS), logit, MIRRORED)
+    gate = gate_of(noise_of(tl.program_id(0), seed_ptr, stream, WORDS), logit, MIRRORED)
     tl.store(out_ptr + offsets, gate.to(tl.uint8), mask=inside)
 
 
-# ------------------------------------------------------------------------------------------ the masked weight
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def kept_gate(  # type: ignore[no-untyped-def]
-    logit,
-    kept_ptr,
-    offsets,
-    inside,
-    seed_ptr,
-    stream,
-    KEPT: tl.constexpr,
-    MIRRORED: tl.constexpr,
-    WORDS: tl.constexpr,
-):
-    """z as a number, 0 where the synapse was pruned, and whether it was kept."""
-    gate = gate_of(noise_of(seed_ptr, stream, WORDS), logit, MIRRORED).to(tl.float32)
-    kept = tl.full(offsets.shape, 1.0, tl.float32)
-    if KEPT:
-        kept = tl.load(kept_ptr + offsets, mask=inside, other=0).to(tl.float32)
-    return gate * kept, kept
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def gated_kernel(  # type: ignore[no-untyped-def]
-    weight_ptr,
-    logit_ptr,
-    kept_ptr,
-    out_ptr,
-    seed_ptr,
-    stream,
-    count,
-    SCALAR: tl.constexpr,
-    KEPT: tl.constexpr,
-    MIRRORED: tl.constexpr,
-    WORDS: tl.constexpr,
-):
-    """W z in the dtype of the result."""
-    offsets, inside = places(count, WORDS)
-    logit = load_logit(logit_ptr, offsets, inside, SCALAR)
-    gate, _ = kept_gate(logit, kept_ptr, offsets, inside, seed_ptr, stream, KEPT, MIRRORED, WORDS)
-    weight = tl.load(weight_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + offsets, weight * gate, mask=inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def gated_backward_kernel(  # type: ignore[no-untyped-def]
-    grad_ptr,
-    weight_ptr,
-    logit_ptr,
-    kept_ptr,
-    grad_weight_ptr,
-    grad_logit_ptr,
-    seed_ptr,
-    stream,
-    count,
-    WEIGHT: tl.constexpr,
-    LOGIT: tl.constexpr,
-    SCALAR: tl.constexpr,
-    KEPT: tl.constexpr,
-    MIRRORED: tl.constexpr,
-    WORDS: tl.constexpr,
-):
-    """z G for the weights and, straight through, G W pi~ (1 - pi~) for the logits."""
-    offsets, inside = places(count, WORDS)
-    logit = load_logit(logit_ptr, offsets, inside, SCALAR)
-    gate, kept = kept_gate(logit, kept_ptr, offsets, inside, seed_ptr, stream, KEPT, MIRRORED, WORDS)
-    grad = tl.load(grad_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-    if LOGIT:
-        weight = tl.load(weight_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-        decay = tl.exp(-tl.abs(logit))
-        spread = decay / ((1.0 + decay) * (1.0 + decay))
-        tl.store(grad_logit_ptr + offsets, grad * weight * spread * kept, mask=inside)
-    if WEIGHT:
-        tl.store(grad_weight_ptr + offsets, grad * gate, mask=inside)
+# ------------------------------------------------------------------------------------------ masks that are given
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def masking_kernel(tensor_ptr, mask_ptr, out_ptr, count, WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
     """tensor * mask; torch's own product of floats and booleans takes twice as long."""
-    offsets, inside = places(count, WORDS)
+    offsets, inside = places(tl.program_id(0), count, WORDS)
     gate = tl.load(mask_ptr + offsets, mask=inside, other=0).to(tl.float32)
     tl.store(out_ptr + offsets, gate * tl.load(tensor_ptr + offsets, mask=inside, other=0.0), mask=inside)
 
@@ -257,7 +183,7 @@ def posterior_kernel(  # type: ignore[no-untyped-def]
     WORDS: tl.constexpr,
 ):
     """Partial sums of the KL and of each sample's squared scores, (1 + SAMPLES, programs)."""
-    offsets, inside = places(count, WORDS)
+    offsets, inside = places(tl.program_id(0), count, WORDS)
     logit = tl.load(logit_ptr + offsets, mask=inside, other=0.0)
     kl, _, pi = divergence(logit, numbers, KIND)
     here = inside.to(tl.float32)
@@ -266,7 +192,7 @@ def posterior_kernel(  # type: ignore[no-untyped-def]
     program, programs = tl.program_id(0), tl.num_programs(0)
     tl.store(partial_ptr + program, tl.sum(kl * here, axis=0))
     for sample in tl.static_range(SAMPLES):
-        gate = gate_of(noise_of(seeds_ptr + sample, stream, WORDS), logit, False).to(tl.float32)
+        gate = gate_of(noise_of(tl.program_id(0), seeds_ptr + sample, stream, WORDS), logit, False).to(tl.float32)
         score = (gate - pi) * here
         tl.store(partial_ptr + (1 + sample) * programs + program, tl.sum(score * score, axis=0))
 
@@ -275,7 +201,6 @@ def posterior_kernel(  # type: ignore[no-untyped-def]
 def posterior_backward_kernel(  # type: ignore[no-untyped-def]
     logit_ptr,
     kept_ptr,
-    incoming_ptr,
     upstream_ptr,
     seeds_ptr,
     coefficients_ptr,
@@ -287,18 +212,17 @@ def posterior_backward_kernel(  # type: ignore[no-untyped-def]
     KIND: tl.constexpr,
     SCALE_IS_POINTER: tl.constexpr,
     KEPT: tl.constexpr,
-    INCOMING: tl.constexpr,
     SAMPLES: tl.constexpr,
     PAIRED: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """upstream * (kl_scale dKL - sum_l c_l h_l) + what already flows to the logits; h is the score, or DisARM's."""
-    offsets, inside = places(count, WORDS)
+    """upstream * (kl_scale dKL - sum_l c_l h_l); h is the score, or DisARM's."""
+    offsets, inside = places(tl.program_id(0), count, WORDS)
     logit = tl.load(logit_ptr + offsets, mask=inside, other=0.0)
     _, gradient, pi = divergence(logit, numbers, KIND)
     gradient *= tl.load(kl_scale) if SCALE_IS_POINTER else kl_scale
     for sample in tl.static_range(SAMPLES):
-        u = noise_of(seeds_ptr + sample, stream, WORDS)
+        u = noise_of(tl.program_id(0), seeds_ptr + sample, stream, WORDS)
         score = gate_of(u, logit, False).to(tl.float32)
         if PAIRED:
             score -= gate_of(u, logit, True).to(tl.float32)
@@ -309,6 +233,4 @@ def posterior_backward_kernel(  # type: ignore[no-untyped-def]
     gradient *= tl.load(upstream_ptr).to(tl.float32)
     if KEPT:
         gradient *= tl.load(kept_ptr + offsets, mask=inside, other=0).to(tl.float32)
-    if INCOMING:
-        gradient += tl.load(incoming_ptr + offsets, mask=inside, other=0.0)
     tl.store(out_ptr + offsets, gradient, mask=inside)

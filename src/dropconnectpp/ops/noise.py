@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dropconnectpp import functional
-from dropconnectpp.ops import gpu
+from dropconnectpp.ops import gpu, gpu_examples
 
 CHUNK = 2**19
 """Elements worked on at a time: few enough to stay in the cache, and enough that starting the threads, once
@@ -94,7 +94,7 @@ class Blocks:
 
     def _draw(self, shape: torch.Size) -> Tensor:
         if self._kernel:
-            noise = gpu.uniform(shape, self.seed, self.stream, self._row)
+            noise = gpu_examples.uniform(shape, self.seed, self.stream, self._row)
             self._row += shape[0]
             return noise
         if self._cpu is None:

@@ -244,22 +244,19 @@ def inject(value: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tens
 
 
 class _Divergence(torch.autograd.Function):
-    """The KL's sum, and the logits passed through: what flows back to them takes the KL's gradient up on its way."""
+    """The KL's sum, whose gradient a kernel works out when it is wanted."""
 
     @staticmethod
-    def forward(ctx: Any, logit: Tensor, kept: Tensor | None, prior: Prior) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logit: Tensor, kept: Tensor | None, prior: Prior) -> Tensor:
         ctx.prior = prior
         ctx.save_for_backward(logit, kept)
-        ctx.set_materialize_grads(False)
-        return gpu.posterior(logit, kept, prior)[0], logit.view_as(logit)
+        return gpu.posterior(logit, kept, prior)[0]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, upstream: Tensor | None, incoming: Tensor | None) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         logit, kept = ctx.saved_tensors
-        if upstream is None:
-            return incoming, None, None
-        return gpu.posterior_backward(logit, kept, ctx.prior, upstream, incoming), None, None
+        return gpu.posterior_backward(logit, kept, ctx.prior, upstream), None, None
 
 
 class _Scored(torch.autograd.Function):
@@ -368,22 +365,21 @@ def _registered(
     return loss, kl.detach(), squared.detach()
 
 
-def divergence(posterior: GatePosterior) -> tuple[Tensor, Tensor | None]:
-    """KL of all synapses of a parameter, in nats, differentiable, and where a kernel works it out a handle.
+def kl_sum(posterior: GatePosterior) -> Tensor:
+    """KL of all synapses of a parameter, in nats, differentiable.
 
-    The handle stands for the logits in a pass: their gradient then takes the KL's up in the one launch that makes it.
-    Elsewhere the KL's gradient is worked out with the value: they share most of their arithmetic, and while a backward
-    pass runs there is less memory to spare for the pass over the synapses than before it.
+    Where no kernel does, the gradient is worked out with the value: they share most of their arithmetic, and while a
+    backward pass runs there is less memory to spare for the pass over the synapses than before it.
     """
     if torch.compiler.is_compiling() and traceable(posterior):
         none = posterior.gate.new_empty(0)
-        return _registered(posterior, 1.0, none.to(torch.int64), none)[0], None
+        return _registered(posterior, 1.0, none.to(torch.int64), none)[0]
     if drawn_scores_supported(posterior, ()) and torch.is_grad_enabled():
-        kl, handle = _Divergence.apply(posterior.gate, posterior.kept, posterior.prior)  # type: ignore[no-untyped-call]
-        return kl, handle
+        kl: Tensor = _Divergence.apply(posterior.gate, posterior.kept, posterior.prior)  # type: ignore[no-untyped-call]
+        return kl
     found = posterior_pass(posterior, kl_scale=1.0, gradients=torch.is_grad_enabled())
     parameters = [posterior.parameters[key] for key in found.gradients]
-    return inject(found.kl, parameters, list(found.gradients.values())), None
+    return inject(found.kl, parameters, list(found.gradients.values()))
 
 
 GROUPED = 2**15
@@ -451,8 +447,3 @@ def group_pass(
         return value, kl
     carried: Tensor = _Together.apply(value, found, *gates)  # type: ignore[no-untyped-call]
     return carried, kl
-
-
-def kl_sum(posterior: GatePosterior) -> Tensor:
-    """KL of all synapses of a parameter, in nats, differentiable."""
-    return divergence(posterior)[0]
