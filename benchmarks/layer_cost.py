@@ -2,31 +2,40 @@
 
     python benchmarks/layer_cost.py --device cuda --out layer_cost.md
     python benchmarks/layer_cost.py --cases tiny wide
+    python benchmarks/layer_cost.py --device cuda --cases D4096-T128 --host
 
 A step is forward and backward: cross-entropy for a plain layer, the ELBO for ours, with an input that needs a gradient,
 as inside a network. On a GPU it runs in bf16 autocast, and compiled steps are CUDA graphs. The layers take turns within
 each round, so that a noisy machine slows all of them; times are medians over the rounds. Beside our layers stand
 DropConnect as a user would write it and, where they are installed, bayesian-torch's and blitz's layers. GPT-2 is a
 model of its size, with every linear layer converted and the optimiser's step counted. Memory is what forward and
-backward hold at their peak beyond the plain layer, parameters included, in tensors of the weight's size.
+backward hold at their peak beyond the plain layer, parameters included, in tensors of the weight's size. Device time is
+the sum of what a step's kernels take; where it is far below the step's time, the host is what the step waits for, and
+`--host` says where its time goes.
 """
 
 from __future__ import annotations
 
+import cProfile
+import pstats
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from reporting import Cell, Report, Table, parser
 from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 import dropconnectpp as dcpp
+from dropconnectpp.ops import noise
 
 Step = Callable[[], None]
 COMPILED = "reduce-overhead"
@@ -54,6 +63,7 @@ CASES = {
         "D4096-T128": Size(4096, 4096, 128),
         "D1024-T8192": Size(1024, 1024, 8192),
         "D4096-T8192": Size(4096, 4096, 8192),
+        "example": Size(512, 512, 128, options=(("mask", "example"),)),
         "gpt2": Size(768, 768, 8 * 1024),
     },
     "cpu": {
@@ -227,6 +237,17 @@ class Runner:
                 times[name].append((time.perf_counter() - began) / counts[name])
         return {name: 1e6 * statistics.median(values) for name, values in times.items()}
 
+    def device_time(self, step: Step, steps: int = 5) -> float | None:
+        """Microseconds that a step's kernels take; None on a CPU."""
+        if self.device.type != "cuda":
+            return None
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+            for _ in range(steps):
+                step()
+            self.wait()
+        events = [event for event in found.events() if event.device_type == DeviceType.CUDA]
+        return sum(event.device_time for event in events) / steps
+
     def peak(self, step: Step) -> int:
         """Bytes that a step holds at its peak, gradients included; 0 on a CPU."""
         if self.device.type != "cuda":
@@ -244,43 +265,67 @@ def loss_of(model: nn.Module, num_data: int) -> nn.Module:
     return Bound(model, num_data) if has_posterior(model) else Plain(model)
 
 
-def measure_layers(runner: Runner, size: Size, compiled: bool) -> list[tuple[str, float, float]]:
-    """(kind, microseconds, peak memory beyond the plain layer in weights) of each kind."""
-    steps: dict[str, Step] = {}
-    peaks: dict[str, int] = {}
-    parameters: dict[str, int] = {}
+@dataclass(frozen=True)
+class Row:
+    """What was measured of one kind of layer."""
+
+    kind: str
+    us: float
+    device_us: float | None = None
+    extra: float | None = None
+    """Peak memory beyond the plain layer, in weights."""
+
+
+def steps_of(runner: Runner, size: Size, compiled: bool, kinds: list[str] | None) -> dict[str, tuple[Step, nn.Module]]:
+    """A step of each kind, run once, and its loss."""
+    found: dict[str, tuple[Step, nn.Module]] = {}
     y = torch.randint(size.outputs, (size.rows,), device=runner.device)
     for title, make in layer_kinds(size).items():
-        if compiled and "torch, " in title:
+        if (compiled and "torch, " in title) or (kinds and title not in kinds):
             continue
         torch.manual_seed(0)
         model: nn.Module = nn.Sequential(*(make() for _ in range(size.layers))) if size.layers > 1 else make()
         loss: nn.Module = loss_of(model.to(runner.device), 100 * size.rows)
-        parameters[title] = sum(parameter.numel() for parameter in loss.parameters())
         x = torch.randn(size.rows, size.inputs, device=runner.device, requires_grad=True)
-        if compiled:
-            loss = torch.compile(loss, fullgraph=True, mode=COMPILED)
-        steps[title] = runner.step(loss, x, y)
-        steps[title]()  # what libraries take once, such as cuBLAS's workspace, is no part of a layer's peak
+        ready = torch.compile(loss, fullgraph=True, mode=COMPILED) if compiled else loss
+        step = runner.step(ready, x, y)
+        step()  # what libraries take once, such as cuBLAS's workspace, is no part of a layer's peak
         loss.zero_grad()
         x.grad = None
+        found[title] = step, loss
+    return found
+
+
+def measure_layers(runner: Runner, size: Size, compiled: bool, kinds: list[str] | None) -> list[Row]:
+    """A row for each kind."""
+    steps = steps_of(runner, size, compiled, kinds)
+    extra: dict[str, float] = {}
+    weight = size.inputs * size.outputs * size.layers
+    for title, (step, loss) in steps.items():
         before = torch.cuda.memory_allocated() if runner.device.type == "cuda" else 0
-        peaks[title] = runner.peak(steps[title]) - before
+        held = runner.peak(step) - before
+        extra[title] = sum(parameter.numel() for parameter in loss.parameters()) / weight + held / (4 * weight)
         loss.zero_grad()
-        x.grad = None
-    found = runner.time_together(steps)
-    weight, plain = size.inputs * size.outputs * size.layers, "nn.Linear"
-    return [
-        (
-            title,
-            found[title],
-            (parameters[title] - parameters[plain]) / weight + (peaks[title] - peaks[plain]) / (4 * weight),
-        )
-        for title in steps
+    found = runner.time_together({title: step for title, (step, _) in steps.items()})
+    plain = next(iter(extra.values()))
+    rows = [
+        Row(title, found[title], runner.device_time(step), extra[title] - plain) for title, (step, _) in steps.items()
     ]
+    return [*rows, drawing(runner, size)] if size.options else rows
 
 
-def measure_gpt2(runner: Runner, compiled: bool) -> list[tuple[str, float, float]]:
+def drawing(runner: Runner, size: Size) -> Row:
+    """What it takes to draw the numbers behind one mask for each example, and nothing else."""
+    seed = torch.tensor(1, device=runner.device)
+    shape = torch.Size((size.rows, size.outputs, size.inputs))
+
+    def draw() -> None:
+        noise.examples(shape, seed, 0, torch.float32, runner.device, size.rows)
+
+    return Row("drawing the numbers alone", runner.time_together({"draw": draw})["draw"], runner.device_time(draw))
+
+
+def measure_gpt2(runner: Runner, compiled: bool) -> list[Row]:
     """The same for a model of GPT-2's size, the optimiser's step included."""
     steps: dict[str, Step] = {}
     tokens = torch.randint(50_257, (8, 1024), device=runner.device)
@@ -294,18 +339,56 @@ def measure_gpt2(runner: Runner, compiled: bool) -> list[tuple[str, float, float
         ready = torch.compile(loss, fullgraph=True, mode=COMPILED) if compiled else loss
         steps[title] = runner.step(ready, tokens, tokens.flatten(), optimiser)
     found = runner.time_together(steps)
-    return [(title, value, float("nan")) for title, value in found.items()]
+    return [Row(title, value, runner.device_time(steps[title], 2)) for title, value in found.items()]
 
 
-def table(title: str, rows: list[tuple[str, float, float]], memory: bool) -> Table:
+def table(title: str, rows: list[Row], cuda: bool) -> Table:
     """One case as a table."""
-    plain = rows[0][1]
-    columns = ["layer", "us", "ratio", *(["extra memory, weights"] if memory else [])]
-    cells: list[list[Cell]] = [
-        [name, f"{value:,.0f}", f"{value / plain:.2f}", *([f"{extra:.2f}"] if memory else [])]
-        for name, value, extra in rows
-    ]
+    plain = rows[0].us
+    columns = ["layer", "us", "ratio", *(["of it on the device, us", "extra memory, weights"] if cuda else [])]
+    cells: list[list[Cell]] = []
+    for row in rows:
+        more: list[Cell] = [None if row.device_us is None else f"{row.device_us:,.0f}"]
+        more.append(None if row.extra is None else f"{row.extra:.2f}")
+        cells.append([row.kind, f"{row.us:,.0f}", f"{row.us / plain:.2f}", *(more if cuda else [])])
     return Table(title, columns, cells)
+
+
+def host_tables(runner: Runner, size: Size, kinds: list[str], steps: int = 20) -> Iterator[Table]:
+    """Where the host's time goes in a step of each kind: torch's own operations, and Python's functions."""
+    for title, (step, _) in steps_of(runner, size, False, kinds).items():
+        for _ in range(25):  # the first steps of a bound watch which gates are used
+            step()
+        runner.wait()
+        with profile(activities=[ProfilerActivity.CPU]) as found:
+            for _ in range(steps):
+                step()
+            runner.wait()
+        averages = sorted(found.key_averages(), key=lambda event: -event.self_cpu_time_total)
+        total = sum(event.self_cpu_time_total for event in averages) / steps
+        launches = sum(event.count for event in averages if "LaunchKernel" in event.key) / steps
+        cells: list[list[Cell]] = [
+            [event.key, f"{event.count / steps:.1f}", f"{event.self_cpu_time_total / steps:.0f}"]
+            for event in averages[:16]
+        ]
+        note = f"A step has {launches:.0f} launches, and {total:.0f} us in torch's operations while they are recorded."
+        yield Table(f"{title}, {size.title}: the host in torch's operations", ["operation", "calls", "us"], cells, note)
+        recorded = cProfile.Profile()
+        recorded.enable()
+        for _ in range(steps):
+            step()
+        runner.wait()
+        recorded.disable()
+        lines = sorted(pstats.Stats(recorded).stats.items(), key=lambda item: -item[1][2])  # type: ignore[attr-defined]
+        cells = [
+            [f"{Path(file).name}:{line} {name}", f"{calls / steps:.1f}", f"{1e6 * own / steps:.0f}"]
+            for (file, line, name), (_, calls, own, *_) in lines[:24]
+        ]
+        total = 1e6 * sum(item[1][2] for item in lines) / steps
+        note = (
+            f"{total:.0f} us a step while they are recorded; backward's Python runs on another thread and is not here."
+        )
+        yield Table(f"{title}, {size.title}: the host in Python's functions", ["function", "calls", "us"], cells, note)
 
 
 def main() -> None:
@@ -319,6 +402,8 @@ def main() -> None:
         choices=["eager", "compiled"],
         help="how steps run on a GPU; on a CPU they are eager (default: both)",
     )
+    made.add_argument("--kinds", nargs="+", help="some of the layers, such as nn.Linear bbvi (default: all)")
+    made.add_argument("--host", action="store_true", help="say where the host's time goes instead, for each case")
     made.add_argument("--rounds", type=int, default=9, help="rounds in which the layers take turns (default: 9)")
     made.add_argument("--seconds", type=float, default=4.0, help="time for each case and mode (default: 4)")
     options = made.parse_args()
@@ -332,9 +417,14 @@ def main() -> None:
                 continue
             torch.compiler.reset()
             whole, compiled = key == "gpt2", mode == "compiled"
+            if options.host:
+                if not (whole or compiled):
+                    for found in host_tables(runner, size, options.kinds or ["nn.Linear", "bbvi", "straight-through"]):
+                        report.add(found)
+                continue
             title = "GPT-2 small, 8 x 1024 tokens, with AdamW" if whole else size.title
-            rows = measure_gpt2(runner, compiled) if whole else measure_layers(runner, size, compiled)
-            report.add(table(f"{title}, {mode}", rows, memory=cuda and not whole and not compiled))
+            rows = measure_gpt2(runner, compiled) if whole else measure_layers(runner, size, compiled, options.kinds)
+            report.add(table(f"{title}, {mode}", rows, cuda))
     report.write(options.out)
 
 
