@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from dropconnectpp.errors import ArgumentError, MissingPackageError, check_count
-from dropconnectpp.inference.elbo import ELBO, kl_divergence, parameter_groups
+from dropconnectpp.inference.divergence import kl_divergence
+from dropconnectpp.inference.elbo import ELBO
+from dropconnectpp.inference.parameter_groups import parameter_groups
 from dropconnectpp.inference.plan import SparsityPlan
 from dropconnectpp.likelihoods import LogLikelihood
 from dropconnectpp.posterior_summary import posterior
