@@ -88,7 +88,9 @@ def report_files(
     found = tables_of(selected, notes, protocols)
     views, drawings = lay_out(found), all_drawings(selected, found)
     summary, findings = sentences.summary(selected), sentences.findings(found["accuracy"], found["significance"])
-    findings = (*demo_sentences(found), *findings) if found["demo"] else findings
+    if found["demo"]:  # its last line is what is found of networks that were trained too short
+        told = {one for _, lines in demo_sentences(found) for one in lines}
+        findings = (*demo_sentences(found), *(one for one in findings if not _repeats(one[1], told)))
     if found["demo"] and not selected.experiments:
         summary = f"{sum(row['n'] for row in found['demo'])} networks of a demo."
     drawn = [drawing for kind in drawings.values() for drawing in kind]
@@ -126,6 +128,11 @@ def _benchmarks(selected: Selected) -> list[ReportedExperiment]:
         for digest in digests
         if (rows := [row for row in selected.benchmarks if row.key.digest == digest])
     ]
+
+
+def _repeats(lines: Sequence[str], told: Iterable[str]) -> bool:
+    """Whether all of these lines are ends of what has been told."""
+    return all(any(one.endswith(line) for one in told) for line in lines)
 
 
 def _timed_only(selected: Selected, time: Table, protocols: Iterable[StoredProtocol]) -> list[ReportedExperiment]:

@@ -45,7 +45,7 @@ def _accuracy(rows: Table) -> Drawing | None:
                 for row in rows
                 if row["kind"] == method and row["mean"] is not None and row["kept"]["mean"] and row["asked"] > 0.0
             ),
-            key=lambda row: float(row["kept"]["mean"]),
+            key=lambda row: float(row["asked"]),
         )
         for method in (PLAN, GRADUAL)
     }
@@ -59,8 +59,8 @@ def _accuracy(rows: Table) -> Drawing | None:
             low, high = row["interval"] or (row["mean"], row["mean"])
             axes.axhspan(low, high, color=colour, alpha=0.18, linewidth=0)
             axes.axhline(row["mean"], color=colour, linestyle=dashes_of(PLACES[PLAIN]))
-        for method, mine in sparse.items():
-            x, means = [100.0 * row["kept"]["mean"] for row in mine], [row["mean"] for row in mine]
+        for apart, (method, mine) in zip((0.97, 1.03), sparse.items(), strict=True):  # else one bar hides the other
+            x, means = [100.0 * apart * row["asked"] for row in mine], [row["mean"] for row in mine]
             ends = [row["interval"] or (row["mean"], row["mean"]) for row in mine]
             spread = [[m - low for m, (low, _) in zip(means, ends, strict=True)]]
             spread.append([high - m for m, (_, high) in zip(means, ends, strict=True)])
@@ -74,7 +74,7 @@ def _accuracy(rows: Table) -> Drawing | None:
         axes.xaxis.set_major_locator(FixedLocator(ticks))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}%"))
-        axes.set(xlabel="weights kept", ylabel="accuracy, %")
+        axes.set(xlabel="weights to keep", ylabel="accuracy, %")
 
     shown = [row for mine in (*sparse.values(), plain) for row in mine]
     about = "; ".join(f"{row['method']} {fixed(row['mean'])}% at {kept(row['asked'])}" for row in shown) + "."
@@ -108,7 +108,7 @@ def _pixels(pixels: Table, connections: Table) -> Drawing | None:
         if mine:
             layers = sorted({row["layer"] for row in mine})
             counts = ", ".join(f"{sum(row['layer'] == layer for row in mine)} in layer {layer}" for layer in layers)
-            heading = f"Connections behind the pixels: {METHODS[method]}"
+            heading = f"Units: {METHODS[method]}"
             about = f"Connections kept: {counts}."
             panels.append(
                 Panel(f"demo-wires-{method}", heading, "Which unit reads which unit", about, _wires(method, mine))
@@ -117,8 +117,8 @@ def _pixels(pixels: Table, connections: Table) -> Drawing | None:
         return None
     asked = kept((pixels or connections)[0]["asked"])
     caption = (
-        f"What was kept, at {asked} of the weights. Pixels: the darker, the more connections a pixel keeps, averaged "
-        "over networks; a pixel without a connection is empty. Connections: one network of each method, its first "
+        f"What was kept, at {asked} of the weights. Pixels: the stronger the colour, the more connections a pixel keeps, "
+        "averaged over networks; a pixel without a connection is empty. Units: one network of each method, its first "
         "hidden layer at the bottom, the classes at the top, a line for each weight that is not zero."
     )
     methods = [method for method in (PLAN, GRADUAL) if any(row["kind"] == method for row in pixels + connections)]

@@ -54,6 +54,7 @@ def findings(accuracy: Table, significance: Table) -> Sentences:
 
 def too_short(rows: Sequence[Mapping[str, Any]]) -> str:
     """That such methods are not ranked, with what they were trained for; empty where they were trained for longer."""
+    rows = [row for row in rows if row["n"]]
     if not short(row["epochs"] for row in rows):
         return ""
     epochs, counts = ({int(row[name]) for row in rows} for name in ("epochs", "n"))
