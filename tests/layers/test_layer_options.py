@@ -41,7 +41,7 @@ def test_the_defaults_are_what_is_recommended() -> None:
     options = PosteriorOptions()
     assert (options.alpha, options.beta, options.keep_probability) == (1.0, 1.0, 0.5)
     assert (options.hyper, options.sharing, options.parameterisation) == ("marginal", "synapse", "logit")
-    assert (options.kl_weight, options.logit_step, options.estimator) == (1.0, 1.0, resolve("bbvi"))
+    assert (options.kl_weight, options.logit_step, options.estimator) == (1.0, 1.0, resolve("straight-through"))
     assert options.prior == Prior()
     with pytest.raises(dataclasses.FrozenInstanceError):
         options.alpha = 2.0  # type: ignore[misc]

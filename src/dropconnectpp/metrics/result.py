@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dropconnectpp.errors import ArgumentError, MissingPackageError
+from dropconnectpp.likelihoods.memory import describe
 from dropconnectpp.metrics.drawing import draw
 from dropconnectpp.metrics.parts import Figure, Panels
 
@@ -64,7 +65,9 @@ class Evaluation(Mapping[str, float]):
 
     def __str__(self) -> str:
         lines = [(TITLES[name].format(level=self.level), str(figure)) for name, figure in self.figures.items()]
-        told = [f"{self.counts['']:,} examples, {self.num_samples} networks, {self.likelihood}", *_table(lines)]
+        kind = (describe(self.likelihood) or {}).get("name", "a likelihood of your own")
+        networks = "1 network" if self.num_samples == 1 else f"{self.num_samples} networks"
+        told = [f"{self.counts['']:,} examples, {networks}, {kind}", *_table(lines)]
         for where, found in self.foreign.items():
             rows = [(name.replace("auroc", "AUROC").replace("fpr95", "FPR95"), str(one)) for name, one in found.items()]
             told += [f"{where}: {self.counts[where]:,} foreign examples", *_table(rows)]
