@@ -44,7 +44,7 @@ def test_it_runs_resumes_and_shows(fetched) -> None:
     assert notes(COMMAND)[0] == "dcpp run uci --methods plain,dropconnect++"
     assert '<section id="uci">' in Path("dcpp-results/index.html").read_text()
     assert torch.get_num_threads() == threads
-    assert fetched("report")[1].count("UCI regression") == 2
+    assert fetched("report")[1].count("UCI regression") == 3
 
 
 def test_a_time_limit_stops_and_the_same_command_goes_on(fetched) -> None:

@@ -19,6 +19,7 @@ from dropconnectpp.lab.report.published_uci import UCI
 from dropconnectpp.lab.report.selection import select_experiments
 from dropconnectpp.lab.report.statistics import paired, resampled
 from dropconnectpp.lab.report.tables.paper import report_tables
+from dropconnectpp.lab.report.views.cells import TableView
 from dropconnectpp.lab.report.views.uci import lay_out_uci, verdicts
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.store import Row, Store
@@ -44,6 +45,10 @@ def tables(store: Store) -> dict[str, Any]:
     return report_tables(store.rows(), store.notes())
 
 
+def view(store: Store, name: str) -> TableView:
+    return next(one for one in lay_out_uci(tables(store)) if one.name == name)
+
+
 def test_means_and_standard_errors(store: Store) -> None:
     values = spread(-1.0)
     put(store, "dropconnect++", values, keep_probability=0.75)
@@ -52,7 +57,7 @@ def test_means_and_standard_errors(store: Store) -> None:
     assert row["log_likelihood"]["mean"] == pytest.approx(np.mean(likelihoods))
     assert row["log_likelihood"]["standard_error"] == pytest.approx(stats.sem(likelihoods))
     assert (row["n"], row["splits"], row["complete"], row["settings"]) == (20, 20, True, 8)
-    shown = lay_out_uci(tables(store))[0].groups[0]
+    shown = view(store, "uci").groups[0]
     assert shown.title == "yacht, 90 examples to train on, 10 to test on"
     texts = [cell.text for cell in shown.rows[0]]
     assert texts[0] == "DropConnect++"
@@ -72,9 +77,10 @@ def test_a_partial_or_diverged_set_says_so_and_has_no_best(store: Store) -> None
     put(store, "dropconnect++", spread(-1.0, 4) | {4: (math.nan, 1.0)})
     row = tables(store)["uci"][0]
     assert (row["n"], row["complete"], row["diverged"]) == (4, False, [4])
-    view = lay_out_uci(tables(store))[0]
-    assert not any(cell.strong for cell in view.groups[0].rows[0])
-    assert any("DropConnect++ on yacht: splits [4]" in note for note in view.notes)
+    details, means = view(store, "uci"), view(store, "uci_log_likelihood")
+    assert not any(cell.strong for cell in (*details.groups[0].rows[0], *means.groups[0].rows[0]))
+    assert any("DropConnect++ on yacht: splits [4]" in note for note in details.notes)
+    assert means.groups[0].rows[0][1].text.endswith("(4 of 20)")
 
 
 def test_the_corrected_test_is_wider_than_the_paired_one() -> None:
@@ -129,12 +135,27 @@ def test_published_values_stand_beside_the_sets_that_were_run(store: Store) -> N
     )
 
 
+def test_a_line_for_each_set_has_methods_and_published_values_side_by_side(store: Store) -> None:
+    for kind, mean in zip(KINDS, (-1.0, -0.5, -0.8, -0.9, -0.7), strict=True):
+        put(store, kind, spread(mean, width=0.01), "uci:energy")
+    put(store, "plain", spread(-2.0), "uci:yacht")
+    means, errors = view(store, "uci_log_likelihood"), view(store, "uci_rmse")
+    assert means.columns[1:6] == tuple(LABELS.values())
+    assert means.columns[6:] == ("PBP, published", "MC dropout, tuned again, published", "Deep Ensembles, published")
+    assert [row[0].text for row in means.groups[0].rows] == ["yacht", "energy"]
+    energy = means.groups[0].rows[1]
+    assert [cell.strong for cell in energy] == [False, False, True, *[False] * 6]
+    assert [cell.value for cell in energy[6:]] == [-2.04, -1.21, -1.38]
+    assert [cell.strong for cell in errors.groups[0].rows[1]][1:6] == [False, True, False, False, False]
+    assert [cell.text for cell in means.groups[0].rows[0][2:6]] == ["–"] * 4
+
+
 def test_the_page_shows_it_with_its_evidence_and_images_are_not_missed(store: Store, path: Path) -> None:
     put(store, "dropconnect++", spread(0.0))
     put(store, "mc-dropout", spread(-0.3, seed=1))
     page = report.build(path, path.parent / "report").read_text()
     assert '<section id="uci">' in page
-    assert "UCI regression: published values" in page
+    assert "Deep Ensembles, published" in page
     assert store.rows()[0].key.digest in page
     assert (path.parent / "report" / "tables" / "uci_tests.csv").is_file()
     assert "MC dropout" in report.text(path, ["uci"])

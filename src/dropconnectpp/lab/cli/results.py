@@ -123,7 +123,7 @@ SHOWN: dict[str, tuple[TableName, ...]] = {
     "table3": ("samples",),
     "figure1": ("accuracy", "shares"),
     "sparsity": ("connections", "connections_tests", "units"),
-    "uci": ("uci", "uci_tests"),
+    "uci": ("uci_log_likelihood", "uci_rmse", "uci_tests"),
 }
 """The tables that a command prints at its end; the others are on the page."""
 ANY = ""

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
+from dropconnectpp.lab.config.uci import KINDS, LABELS
 from dropconnectpp.lab.report.formats import DASH, fixed, interval, p_value, signed
 from dropconnectpp.lab.report.statistics import SIGNIFICANCE
 from dropconnectpp.lab.report.tables.rows import Table
 from dropconnectpp.lab.report.tables.uci import MEASURES, Measure
-from dropconnectpp.lab.report.views.cells import Cell, TableRow, TableView, cells, count, grouped, method, number
+from dropconnectpp.lab.report.views.cells import (
+    Cell,
+    RowGroup,
+    TableRow,
+    TableView,
+    cells,
+    count,
+    grouped,
+    method,
+    number,
+)
 
-UciName = Literal["uci", "uci_tests", "uci_published"]
+UciName = Literal["uci_log_likelihood", "uci_rmse", "uci_tests", "uci"]
 DIGITS = {"naval": 5, "kin8nm": 4}
 """Of RMSE, where two are too few for the target's unit."""
+CAPTIONS: dict[Measure, str] = {"log_likelihood": "log likelihood in nats, higher is better", "rmse": "RMSE"}
 TITLES: dict[Measure, str] = {
     "log_likelihood": "Log likelihood of DropConnect++, against",
     "rmse": "RMSE of DropConnect++, against",
@@ -22,7 +35,12 @@ TITLES: dict[Measure, str] = {
 
 def lay_out_uci(found: dict[str, Table]) -> list[TableView]:
     """The tables of this module, including those without rows."""
-    return [_results(found["uci"]), _tests(found["uci_tests"]), _published(found["uci_published"])]
+    rows, published = found["uci"], found["uci_published"]
+    return [
+        *(_by_set(rows, published, name) for name in MEASURES),
+        _tests(found["uci_tests"]),
+        _details(rows),
+    ]
 
 
 def with_error(measured: dict[str, Any], digits: int, *, strong: bool = False) -> Cell:
@@ -45,7 +63,39 @@ def _title(row: TableRow) -> str:
     return f"{row['title']}, {row['train']:,.0f} examples to train on, {row['test']:,.0f} to test on"
 
 
-def _results(rows: Table) -> TableView:
+def _by_set(rows: Table, published: Table, name: Measure) -> TableView:
+    """A line for each set: what was measured, and what others published."""
+    kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
+    seeds = list(dict.fromkeys((row["title"], row["seed"]) for row in rows))
+    others = list(dict.fromkeys(row["method"] for row in published))
+    lines = []
+    for title, seed in seeds:
+        members = [row for row in rows if (row["title"], row["seed"]) == (title, seed)]
+        best = _best(rows, title)[name]
+        line = [Cell(title if seed == seeds[0][1] else f"{title}, seed {seed}")]
+        for kind in kinds:
+            found = next((row for row in members if row["kind"] == kind), None)
+            line.append(Cell(DASH) if found is None else _mean(found, name, found["digest"] in best))
+        values = {row["method"]: row[name] for row in published if row["title"] == title}
+        lines.append((*line, *(number(values.get(method)) for method in others)))
+    return TableView(
+        name=f"uci_{name}",
+        caption=f"UCI regression: {CAPTIONS[name]}, mean ± standard error over the published splits",
+        columns=("Set", *(LABELS[kind] for kind in kinds), *(f"{method}, published" for method in others)),
+        groups=(RowGroup("", tuple(lines)),) if lines else (),
+        notes=(
+            "In the target's own unit. Bold is the best mean of those measured here, where all have every split. "
+            f"Published: {'; '.join(dict.fromkeys(row['method'] + ', ' + row['source'] for row in published))}.",
+        ),
+    )
+
+
+def _mean(row: TableRow, name: Measure, best: bool) -> Cell:
+    cell = with_error(row[name], 3 if name == "log_likelihood" else digits_of(row), strong=best)
+    return cell if row["complete"] else replace(cell, text=f"{cell.text} ({row['n']} of {row['splits']})")
+
+
+def _details(rows: Table) -> TableView:
     best = {title: _best(rows, title) for title in {row["title"] for row in rows}}
 
     def make(row: TableRow) -> tuple[Cell, ...]:
@@ -63,7 +113,7 @@ def _results(rows: Table) -> TableView:
     diverged = [f"{row['method']} on {row['title']}: splits {row['diverged']}" for row in rows if row["diverged"]]
     return TableView(
         name="uci",
-        caption="UCI regression: mean ± standard error over the published splits, in the target's own unit",
+        caption="UCI regression, method by method",
         columns=(
             "Method",
             "Log likelihood, nats",
@@ -82,14 +132,18 @@ def _results(rows: Table) -> TableView:
             "probability of the weights.",
             *([f"Diverged and left out: {'; '.join(diverged)}."] if diverged else ()),
         ),
+        long=True,
     )
 
 
 def _best(rows: Table, title: str) -> dict[Measure, set[str]]:
     """Digests of the methods with the best means of a set."""
-    members = [row for row in rows if row["title"] == title and row["complete"]]
+    members = [row for row in rows if row["title"] == title]
     found: dict[Measure, set[str]] = {}
     for name in MEASURES:
+        if not all(row["complete"] for row in members):
+            found[name] = set()
+            continue
         better: Callable[..., float] = max if name == "log_likelihood" else min
         means = {row["digest"]: row[name]["mean"] for row in members if row[name]["mean"] is not None}
         found[name] = {digest for digest, mean in means.items() if mean == better(means.values())}
@@ -151,17 +205,3 @@ def _verdict(rows: Table, kind: str, name: Measure) -> str:
     parts = [f"{words} {', '.join(titles)}" for words, titles in places.items() if titles]
     sets = "1 set" if len(tested) == 1 else f"{len(tested)} sets"
     return f"{tested[0]['other']}: {'; '.join(parts)}. The mean is better on {len(ahead)} of {sets}."
-
-
-def _published(rows: Table) -> TableView:
-    def make(row: TableRow) -> tuple[Cell, ...]:
-        return cells(row["method"], number(row["log_likelihood"]), number(row["rmse"]), row["source"])
-
-    return TableView(
-        name="uci_published",
-        caption="UCI regression: published values on the same splits",
-        columns=("Method", "Log likelihood, nats", "RMSE", "Source"),
-        groups=grouped(rows, lambda row: str(row["title"]), make),
-        words=(3,),
-        long=True,
-    )
