@@ -67,7 +67,7 @@ def masks_of(model, batch=40, generator=None):
         else:
             found.append(
                 {
-                    name: gates.draw.mask(getattr(layer, name).shape, layer.synapses(name, gates, {}), gates.mirrored)
+                    name: gates.draw.mask(getattr(layer, name).shape, layer.synapses(name, gates), gates.mirrored)
                     for name in layer.synapse_names
                 }
             )

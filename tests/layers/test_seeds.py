@@ -82,7 +82,7 @@ def masks_of(model: nn.Module, sample: Sample, arm: int = 0) -> list[Tensor]:
                 found.append(torch.cat(blocks))
             else:
                 shape = getattr(layer, name).shape
-                found.append(gates.draw.mask(shape, layer.synapses(name, gates, {}), gates.mirrored))
+                found.append(gates.draw.mask(shape, layer.synapses(name, gates), gates.mirrored))
     return found
 
 

@@ -6,16 +6,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fused_cases import compare_bounds, compare_moments, compare_programs, compare_steps, many
+from fused_cases import compare_bounds, compare_launches, compare_moments, compare_programs, compare_steps, many
 
 STEPS = """
 import torch
 from dropconnectpp.ops import gpu, gpu_gates
-from fused_cases import FEW, compare_steps
+from fused_cases import FEW, compare_launches, compare_steps
 
 gpu.WORDS, gpu.WIDE_WORDS, gpu_gates.WORDS = 16, 16, 16
 for estimator, options in FEW:
     compare_steps(torch.device("cpu"), estimator, **options)
+compare_launches(torch.device("cpu"))
 print("all well")
 """
 
@@ -51,6 +52,7 @@ def test_interpreted_numbers_are_right_and_stay_within_their_tensors(run_interpr
 def test_steps_on_a_gpu_are_the_plain_steps_on_the_same_masks() -> None:
     for estimator, options in many():
         compare_steps(torch.device("cuda"), estimator, **options)
+    compare_launches(torch.device("cuda"))
 
 
 @pytest.mark.gpu

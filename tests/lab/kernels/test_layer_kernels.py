@@ -26,6 +26,7 @@ from layer_cases import (
     on_gpu,
     step_with,
 )
+from pairing import one_in
 from torch import Tensor
 
 from dropconnectpp import functional
@@ -362,9 +363,9 @@ def test_the_step_with_given_masks_is_the_step(kind: str, samples: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("kind", "shape", "samples"),
-    [(kind, shape, 1) for kind in COMMON for shape in SHAPES + ODD_SHAPES]
-    + [(kind, shape, 1) for kind in RARE for shape in SAMPLED_SHAPES]
-    + [(kind, shape, 3) for kind in ("fixed", *LEARNED) for shape in SAMPLED_SHAPES],
+    [(*pair, 1) for pair in one_in(2, COMMON, SHAPES + ODD_SHAPES)]
+    + [(*pair, 1) for pair in one_in(2, RARE, SAMPLED_SHAPES)]
+    + [(*pair, 3) for pair in one_in(2, ("fixed", *LEARNED), SAMPLED_SHAPES)],
 )
 def test_the_layer_on_a_gpu_is_its_twin(kind: str, shape: tuple[int, int, int, int], samples: int) -> None:
     assert_twin_on_gpu(kind, shape, samples)
@@ -399,8 +400,10 @@ def test_a_step_on_a_gpu_is_adagrads(kind: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(5, 128, 64, 4096), (5, 100, 10, 75)])
-@pytest.mark.parametrize(("kind", "samples"), SAMPLED)
+@pytest.mark.parametrize(
+    ("kind", "samples", "shape"),
+    [(*sampled, shape) for sampled, shape in one_in(2, SAMPLED, [(5, 128, 64, 4096), (5, 100, 10, 75)])],
+)
 def test_a_replica_on_a_gpu_does_not_know_of_the_others(
     kind: str, samples: int, shape: tuple[int, int, int, int]
 ) -> None:

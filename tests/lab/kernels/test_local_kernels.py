@@ -10,6 +10,7 @@ import pytest
 import torch
 from layer_cases import adagrad_step, assert_adagrads_step, distance
 from local_cases import KINDS, Case, Shape, assert_twin_on_gpu, on_gpu
+from pairing import one_in
 from stack_cases import assert_fused_is_plain, bright, settings, stack_of, tensors_of, varied
 from torch import Tensor
 
@@ -246,22 +247,22 @@ SHAPES: list[Shape] = [
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "shape"), one_in(3, KINDS, SHAPES))
 def test_the_layer_on_a_gpu_is_its_twin(kind: str, shape: Shape) -> None:
     assert_twin_on_gpu(kind, shape)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(3, 100, 10, 75), (2, 128, 64, 4096), (2, 200, 64, 256)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "shape"), one_in(3, KINDS, [(3, 100, 10, 75), (2, 128, 64, 4096), (2, 200, 64, 256)]))
 def test_a_step_on_a_gpu_is_adagrads(kind: str, shape: Shape) -> None:
     assert_adagrads_step(on_gpu(kind, shape))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(5, 128, 64, 4096), (5, 128, 512, 3136), (5, 200, 64, 256), (5, 100, 10, 75)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    one_in(2, KINDS, [(5, 128, 64, 4096), (5, 128, 512, 3136), (5, 200, 64, 256), (5, 100, 10, 75)]),
+)
 def test_a_replica_on_a_gpu_does_not_know_of_the_others(kind: str, shape: Shape) -> None:
     start = on_gpu(kind, shape)
     for _ in range(3):
