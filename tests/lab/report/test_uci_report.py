@@ -104,11 +104,12 @@ def test_verdicts_say_which_way_it_went(store: Store) -> None:
         put(store, "mc-dropout", spread(0.0, seed=1), data)
     found = tables(store)
     assert len(found["uci_tests"]) == 3
-    (_, likelihoods), (_, rmses) = verdicts(found["uci_tests"])
     ahead = sum(row["log_likelihood"]["difference"] > 0 for row in found["uci_tests"])
-    expected = "MC dropout: better on energy; worse on yacht; not distinguishable on concrete. The mean is better on "
-    assert likelihoods == (f"{expected}{ahead} of 3 sets.",)
-    assert rmses[0].startswith("MC dropout: better on energy; worse on yacht; not distinguishable on concrete.")
+    places = "better on energy; worse on yacht; not distinguishable on concrete"
+    said = f"DropConnect++ against MC dropout: {places}. Its mean is better on {ahead} of 3 sets."
+    assert verdicts(found["uci_tests"], "log_likelihood") == (said,)
+    assert verdicts(found["uci_tests"], "rmse")[0].startswith(f"DropConnect++ against MC dropout: {places}.")
+    assert view(store, "uci_log_likelihood").sentences == (("Log likelihood", (said,)),)
     for row in found["uci_tests"]:
         assert row["log_likelihood"]["adjusted_p"] >= row["log_likelihood"]["p"]
 

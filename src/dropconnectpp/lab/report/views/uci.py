@@ -27,17 +27,16 @@ UciName = Literal["uci_log_likelihood", "uci_rmse", "uci_tests", "uci"]
 DIGITS = {"naval": 5, "kin8nm": 4}
 """Of RMSE, where two are too few for the target's unit."""
 CAPTIONS: dict[Measure, str] = {"log_likelihood": "log likelihood in nats, higher is better", "rmse": "RMSE"}
-TITLES: dict[Measure, str] = {
-    "log_likelihood": "Log likelihood of DropConnect++, against",
-    "rmse": "RMSE of DropConnect++, against",
-}
+TITLES: dict[Measure, str] = {"log_likelihood": "Log likelihood", "rmse": "RMSE"}
+OTHERS = {"plain": "a plain network", "ensemble": "an ensemble of 5 plain networks"}
+"""Methods in a sentence, where their label is none."""
 
 
 def lay_out_uci(found: dict[str, Table]) -> list[TableView]:
     """The tables of this module, including those without rows."""
     rows, published = found["uci"], found["uci_published"]
     return [
-        *(_by_set(rows, published, name) for name in MEASURES),
+        *(_by_set(rows, published, found["uci_tests"], name) for name in MEASURES),
         _tests(found["uci_tests"]),
         _details(rows),
     ]
@@ -63,7 +62,7 @@ def _title(row: TableRow) -> str:
     return f"{row['title']}, {row['train']:,.0f} examples to train on, {row['test']:,.0f} to test on"
 
 
-def _by_set(rows: Table, published: Table, name: Measure) -> TableView:
+def _by_set(rows: Table, published: Table, tests: Table, name: Measure) -> TableView:
     """A line for each set: what was measured, and what others published."""
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
     seeds = list(dict.fromkeys((row["title"], row["seed"]) for row in rows))
@@ -87,6 +86,7 @@ def _by_set(rows: Table, published: Table, name: Measure) -> TableView:
             "In the target's own unit. Bold is the best mean of those measured here, where all have every split. "
             f"Published: {'; '.join(dict.fromkeys(row['method'] + ', ' + row['source'] for row in published))}.",
         ),
+        sentences=((TITLES[name], verdicts(tests, name)),) if tests else (),
     )
 
 
@@ -164,7 +164,6 @@ def _tests(rows: Table) -> TableView:
             "difference is multiplied by 1 + n times test over training examples (Nadeau and Bengio, 2003); p is "
             "adjusted by Holm over all pairs of a column.",
         ),
-        sentences=verdicts(rows),
     )
 
 
@@ -181,13 +180,10 @@ def _test(row: TableRow, name: Measure) -> tuple[Cell, Cell]:
     return Cell(shown, value=test["difference"]), Cell(p_value(test["adjusted_p"]), value=test["adjusted_p"])
 
 
-def verdicts(rows: Table) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """For each measure and other method, on which sets DropConnect++ is better, worse, or neither is shown."""
-    lines = []
-    for name in MEASURES:
-        said = [_verdict(rows, kind, name) for kind in dict.fromkeys(row["other_kind"] for row in rows)]
-        lines.append((TITLES[name], tuple(filter(None, said))))
-    return tuple((title, found) for title, found in lines if found)
+def verdicts(rows: Table, name: Measure) -> tuple[str, ...]:
+    """For each other method, on which sets DropConnect++ is better by a measure, worse, or neither is shown."""
+    found = [_verdict(rows, kind, name) for kind in dict.fromkeys(row["other_kind"] for row in rows)]
+    return tuple(filter(None, found))
 
 
 def _verdict(rows: Table, kind: str, name: Measure) -> str:
@@ -204,4 +200,5 @@ def _verdict(rows: Table, kind: str, name: Measure) -> str:
     }
     parts = [f"{words} {', '.join(titles)}" for words, titles in places.items() if titles]
     sets = "1 set" if len(tested) == 1 else f"{len(tested)} sets"
-    return f"{tested[0]['other']}: {'; '.join(parts)}. The mean is better on {len(ahead)} of {sets}."
+    other = OTHERS.get(kind, tested[0]["other"])
+    return f"DropConnect++ against {other}: {'; '.join(parts)}. Its mean is better on {len(ahead)} of {sets}."
