@@ -254,6 +254,10 @@ def current() -> list[Assignment]:
 
 def assigned(layer: nn.Module) -> Gates | None:
     """The gates that the innermost assignment has for a layer."""
+    if not torch.compiler.is_compiling():
+        stack = _stack.get()
+        if len(stack) == 1 and stack[0].owner is None and not stack[0].in_generator:  # a training step, as a rule
+            return None if stack[0].closed else stack[0].assignment.get(layer)
     for use in reversed(uses()):
         gates = use.assignment.get(layer)
         if gates is not None:
