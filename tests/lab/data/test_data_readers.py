@@ -620,6 +620,10 @@ def test_folder_broken_layouts(tmp_path: Path) -> None:
     w.write_files(tmp_path / "four", {"a/1.png": image, "b/1.png": image})
     with pytest.raises(DataError, match="there is no training image"):
         folder.read(tmp_path / "four", test_share=1.0)
+    files = {"train/a/1.png": image, "test/a/1.png": image, "test/b/1.png": image, "test/c/1.png": image}
+    w.write_files(tmp_path / "five", files)
+    with pytest.raises(DataError, match=r"the classes b, c have no training image, so no network can learn them\. Add"):
+        folder.read(tmp_path / "five")
 
 
 def test_folder_with_names_that_are_no_text(tmp_path: Path) -> None:

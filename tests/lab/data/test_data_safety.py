@@ -379,6 +379,13 @@ def test_a_png_that_claims_an_enormous_size(tmp_path: Path, claim: tuple[int, in
     assert not recwarn.list
 
 
+@pytest.mark.parametrize("claim", [(50_000_000, 1), (1, 50_000_000), (20_001, 10)])
+def test_a_png_of_an_enormous_side_is_refused(tmp_path: Path, claim: tuple[int, int]) -> None:
+    data = w.png(w.random_images(1, 1, 3), claim)
+    read_image(tmp_path, w.png(w.random_images(1, 1, 3)))
+    refused(lambda: read_image(tmp_path, data), rf"1.png: claims {claim[0]} x {claim[1]} pixels, and neither side may")
+
+
 def test_a_webp_that_claims_an_enormous_size(tmp_path: Path) -> None:
     from PIL import Image
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -24,9 +25,12 @@ from tiny_cases import EVALUATION, TINY, TWO_LAYERS, tiny
 from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.config.protocol import Architecture
 from dropconnectpp.lab.config.settings import ProtocolError
+from dropconnectpp.lab.data.dataset import DataError
+from dropconnectpp.lab.data.verification import Verification
 from dropconnectpp.lab.replicas import evaluation
 from dropconnectpp.lab.replicas.network import Shape, Unit
 from dropconnectpp.lab.replicas.stack import Stack
+from dropconnectpp.lab.report import text
 from dropconnectpp.lab.runs import runner as module
 from dropconnectpp.lab.runs import session
 from dropconnectpp.lab.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints
@@ -158,6 +162,55 @@ def test_a_network_spoilt_by_its_last_step_has_diverged():
     status, results = history.result(0, {"nll": float("nan")})
     assert (status, results["diverged_at"]) == ("diverged", 2)
     assert results["curve"] == [{"epoch": 1, "accuracy": 50.0}]
+    assert history.result(0, {"nll": 323_360.0, "accuracy": 10.0}) == (status, results)
+    assert history.result(0, {"nll": 49.9})[0] == "done"
+
+
+def test_a_row_that_was_stored_as_done_before_there_was_a_limit_is_counted(tmp_path):
+    runner = make(tmp_path)
+    with runner.store() as store:
+        unit = units(1)[0]
+        store.add(unit.protocol)
+        for replica, nll in enumerate((323_360.0, math.nan, 2.3)):
+            (key,) = store.claim([(unit.key[0], replica)], runner.owner)
+            results = {"nll": nll, "accuracy": 10.0, "losses": [2.3]}
+            store.finish(key, runner.owner, "done", results=results, seconds=1.0, device="cpu")
+        assert store.content().diverged_as_done == 2
+    shown = text(tmp_path / "results.sqlite")
+    assert "2 of 3 finished networks have an NLL of 50 nats or more: by today's rule they diverged." in shown
+
+
+def test_what_was_trained_on_damaged_images_is_not_kept(tmp_path):
+    def damaged() -> None:
+        raise DataError("tiny: has changed.")
+
+    def load(name: str) -> Any:
+        return replace(tiny(), verification=Verification(damaged))
+
+    with pytest.raises(DataError, match=r"tiny: has changed\."):
+        Runner(tmp_path, CPU, load, checkpoint_s=math.inf).run(units(1))
+    with pytest.raises(DataError, match=r"tiny: has changed\."):
+        Runner(tmp_path, CPU, load, checkpoint_s=0.0).run(units(1))
+    assert table(tmp_path) == []
+    assert not list((tmp_path / "checkpoints").glob("*"))
+
+
+def test_the_time_limit_stops_within_an_epoch(tmp_path, monkeypatch):
+    real = session.Session._after_batch
+
+    def late(self: session.Session, share: float) -> None:
+        self.deadline = time.monotonic() - 1.0
+        real(self, share)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session.Session, "_after_batch", late)
+        assert make(tmp_path / "cut").run(units(1)).stopped
+    (path,) = (tmp_path / "cut" / "checkpoints").glob("*.pt")
+    state = Checkpoints(path.parent).read(path).state
+    assert (state["epoch"], state["batch"]) == (0, 1)
+    assert not make(tmp_path / "cut").run(units(1)).left
+    make(tmp_path / "whole").run(units(1))
+    assert table(tmp_path / "cut") == table(tmp_path / "whole")
 
 
 def test_other_images_under_the_same_name_are_refused(tmp_path):
