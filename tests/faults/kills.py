@@ -117,15 +117,17 @@ FAULTS = ("lost", "doubled", "different", "not resumed")
 
 
 def kill(kills: int, tally: Tally, shop: Workshop, only: str | None = None) -> None:
-    """Go on until so many kills are counted."""
-    for name, (case, share) in CASES.items():
-        if only not in (None, name):
-            continue
-        wanted = kills if only else round(kills * share)
-        rounds: Rounds | None = None
-        while tally.get(name, "at a write", "at a moment") < wanted:
-            rounds = rounds or Rounds(case(shop.world), shop, tally)
-            rounds.round(tally.get(name, "rounds"))
+    """Go on until so many kills are counted, of the command that has the fewest of its share."""
+    wanted = {name: kills if only else kills * share for name, (_, share) in CASES.items() if only in (None, name)}
+    rounds: dict[str, Rounds] = {}
+
+    def done(name: str) -> float:
+        return tally.get(name, "at a write", "at a moment") / wanted[name]
+
+    while done(name := min(wanted, key=done)) < 1.0:
+        if name not in rounds:
+            rounds[name] = Rounds(CASES[name][0](shop.world), shop, tally)
+        rounds[name].round(tally.get(name, "rounds"))
 
 
 def record(tally: Tally) -> str:
