@@ -68,7 +68,12 @@ def _learned() -> nn.Module:
 
 
 def _probability() -> nn.Module:
-    options: dict[str, Any] = {"hyper": "optimal", "parameterisation": "probability", "mask": "example"}
+    options: dict[str, Any] = {
+        "hyper": "optimal",
+        "parameterisation": "probability",
+        "mask": "example",
+        "estimator": "bbvi",
+    }
     return dcpp.convert(plain_network(), **options, activation=nn.ReLU())
 
 
@@ -87,6 +92,6 @@ GOLDEN: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
     "probability": (lambda: filled(_probability()), plain_network),
     "rate": (lambda: filled(_rate()), plain_network),
     "pruned": (_pruned, plain_network),
-    "tied": (lambda: filled(dcpp.convert(tied_network(), hyper="optimal")), tied_network),
+    "tied": (lambda: filled(dcpp.convert(tied_network(), hyper="optimal", estimator="bbvi")), tied_network),
 }
 """For each golden file's name, the model that was saved, and the architecture that it loads into."""
