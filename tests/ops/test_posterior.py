@@ -193,7 +193,7 @@ def test_small_parameters_together_are_each_by_itself(dtype: torch.dtype, prior:
     gates = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in ((9, 20), (9,), (300,))]
     parts = [GatePosterior({"logit": gate}, prior) for gate in gates]
     assert all(posterior.groupable(part) for part in parts)
-    value, kl = posterior.group_pass(parts)
+    value, kl, _ = posterior.group_pass(parts)
     found = torch.autograd.grad(2.0 * value, gates)
     assert close(kl.detach(), sum(by_definition(prior, gate.detach())[0].sum() for gate in gates))
     assert torch.equal(value.detach(), kl)

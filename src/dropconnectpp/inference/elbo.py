@@ -21,12 +21,14 @@ from dropconnectpp.inference.buffers import Weight, WideBuffers
 from dropconnectpp.inference.divergence import pathwise_kl, posteriors_of
 from dropconnectpp.inference.ledger import Ledger, open_ledger
 from dropconnectpp.inference.score_gradient import RewardedPasses, initial_moments, moment_names, prefix_of, score_layer
+from dropconnectpp.inference.score_groups import score_together
 from dropconnectpp.inference.watching import Watch
 from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
 from dropconnectpp.layers.passes import MEAN, Gates, begin, end, replay_in_backward, running
 from dropconnectpp.layers.sampling import Sample, draw_samples
 from dropconnectpp.likelihoods import LearnedNoise, LogLikelihood, remember
+from dropconnectpp.ops.drawn import transformed
 from dropconnectpp.ops.gpu_gates import Table
 from dropconnectpp.ops.registered import held
 
@@ -306,6 +308,11 @@ class ELBO(nn.Module):
         fresh = {} if settled is None or step.ledger is None else step.ledger.fresh
         done: set[Any] = set()
         scoring = {name: layer for name, layer in rest.items() if not layer.pathwise}
+        if len(scoring) > 1 and isinstance(scale, float) and not transformed():
+            together = score_together(scoring, passes, self.moments._buffers, scale)
+            kl += together.kl
+            fresh.update(together.moments)
+            scoring = {name: layer for name, layer in scoring.items() if name not in together.names}
         for name, layer in scoring.items():
             scored = score_layer(
                 layer, passes, self._moments_of(name, layer), scale * layer.kl_weight, self.generator, done

@@ -432,18 +432,23 @@ class _Together(torch.autograd.Function):
 
 
 def group_pass(
-    posteriors: Sequence[GatePosterior], kl_scale: float = 1.0, gradient: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+    posteriors: Sequence[GatePosterior],
+    kl_scale: float = 1.0,
+    masks: Sequence[Tensor] = (),
+    coefficients: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """kl_scale * KL of parameters with one prior, taken together, with its gradient behind it, and the KL itself.
 
-    ``gradient`` is the likelihood's, by the log-odds in their order, flat.
+    With ``masks`` the gradient has the score too, times each parameter's coefficient; last come their squared scores.
     """
     gates = [posterior.gate for posterior in posteriors]
     flat = torch.cat([gate.detach().view(-1) for gate in gates])
-    terms = posterior_cpu.Terms(kl_scale, (), (), None, gradient, posteriors[0].prior)
-    kl, _, found = posterior_cpu.posterior_pass(flat, terms, torch.is_grad_enabled())
+    sizes = [gate.numel() for gate in gates] if masks else []
+    drawn = [torch.cat([mask.view(-1) for mask in masks])] if masks else []
+    terms = posterior_cpu.Terms(kl_scale, drawn, (), coefficients, None, posteriors[0].prior, sizes=sizes)
+    kl, squared, found = posterior_cpu.posterior_pass(flat, terms, torch.is_grad_enabled())
     value = kl if kl_scale == 1.0 else kl * kl_scale
     if found is None:
-        return value, kl
+        return value, kl, squared
     carried: Tensor = _Together.apply(value, found, *gates)  # type: ignore[no-untyped-call]
-    return carried, kl
+    return carried, kl, squared

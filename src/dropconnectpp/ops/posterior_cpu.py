@@ -48,6 +48,8 @@ class Terms:
     prior: Prior = field(default_factory=Prior)
     scores: bool = False
     """Whether squared scores are wanted where no gradient is."""
+    sizes: Sequence[int] = ()
+    """Where one mask holds several parameters' one after the other: how many synapses each has."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def posterior_pass(
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # (), (L,), like logit
     """KL sum, sums of squared scores and gradient, as `posterior.posterior_pass` has them."""
     kl = torch.zeros((), dtype=torch.float64)
-    squared = torch.zeros(max(len(terms.masks), 1), dtype=torch.float64)
+    squared = torch.zeros(max(len(terms.masks), len(terms.sizes), 1), dtype=torch.float64)
     result = torch.empty_like(logit) if gradient else None
     flat, flat_result = logit.view(-1), None if result is None else result.view(-1)
     data = _Data(terms)
@@ -153,7 +155,10 @@ class _Data:
             [m.reshape(-1).view(torch.uint8) for m in masks] for masks in (terms.masks, terms.mirrored)
         )
         self.ready = None if terms.likelihood is None else terms.likelihood.reshape(-1)
-        known = terms.coefficients is not None and self.ready is None
+        self.sizes = list(terms.sizes)
+        if self.sizes and terms.coefficients is not None:
+            self.each = torch.repeat_interleave(terms.coefficients, torch.tensor(self.sizes))
+        known = terms.coefficients is not None and self.ready is None and not self.sizes
         self.weights = terms.coefficients.tolist() if known and terms.coefficients is not None else []
         self.scores = terms.scores
 
@@ -163,6 +168,8 @@ class _Data:
             return
         if grad is not None and self.ready is not None:
             grad.sub_(self.ready[part])
+        if self.sizes:
+            self._add_parameters(part, room, grad, squared)
         for index, weight in enumerate(self.weights):
             score = room.s2.copy_(self.masks[index][part])
             if self.mirrored:
@@ -172,6 +179,17 @@ class _Data:
                 squared[index] += torch.dot(score, score)
             if grad is not None:
                 grad.add_(score, alpha=-weight)
+
+    def _add_parameters(self, part: slice, room: _Room, grad: Tensor | None, squared: Tensor) -> None:
+        """The same for parameters that lie one after the other."""
+        score = room.s2.copy_(self.masks[0][part]).sub_(room.p)
+        start = 0
+        for index, size in enumerate(self.sizes):
+            one = score[max(start - part.start, 0) : max(start + size - part.start, 0)]
+            squared[index] += torch.dot(one, one)
+            start += size
+        if grad is not None:
+            grad.addcmul_(score, self.each[part], value=-1.0)
 
 
 def _negative_entropy(logit: Tensor, p: Tensor, q: Tensor, size: Tensor, work: Tensor) -> Tensor:
