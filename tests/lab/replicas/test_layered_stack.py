@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from tiny_cases import tiny
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+import dropconnectpp
 from dropconnectpp.inference.schedule import Steering
 from dropconnectpp.lab.config.protocol import Architecture, Normalisation, Training
-from dropconnectpp.lab.replicas import layered_evaluation, layered_modules, layered_stack
+from dropconnectpp.lab.replicas import layered_deployment, layered_evaluation, layered_modules, layered_stack
 from dropconnectpp.lab.replicas.layered_stack import LayeredStack, step_factor
 from dropconnectpp.lab.replicas.network import Unit
 from dropconnectpp.lab.replicas.pruning.plan import PlannedGates
@@ -145,6 +147,30 @@ def test_a_group_is_on_or_off_as_a_whole(trained: LayeredStack) -> None:
     inputs, units = (list(METHODS).index(name) for name in ("groups", "units"))
     for mask in (conv[inputs].view(9, 1, 3).transpose(0, 1).flatten(1), dense[inputs], conv[units].T, dense[units].T):
         assert bool((mask.all(1) | ~mask.any(1)).all())
+
+
+def test_what_whole_networks_weigh_without_their_units(trained: LayeredStack) -> None:
+    found = dict(zip(METHODS, layered_deployment.measure(trained, rounds=1), strict=True))
+    assert found["none"] is None
+    for name in ("groups", "units"):
+        sizes = found[name]
+        assert sizes is not None
+        assert sizes["parameters"][0] == sum((27, 288, 18)) + 12
+        assert sizes["bytes"][0] == 4 * sizes["parameters"][0]
+        assert sizes["bytes"][1] < sizes["bytes"][0]
+        assert all(ms > 0.0 for ms in sizes["ms"])
+        row = list(METHODS).index(name)
+        whole = layered_modules.to_module(trained, row)
+        small: Any = dropconnectpp.compact(whole)
+        assert list(small.compaction.parameters) == sizes["parameters"]
+        images = trained.examples.test_images.permute(0, 3, 1, 2)
+        torch.testing.assert_close(small(images), whole(images), rtol=1e-5, atol=1e-6)
+
+
+def test_a_network_that_diverged_has_no_size() -> None:
+    stack = train(stack_of(unit("units")), 1)
+    stack.biases[0][0, 0] = torch.nan
+    assert layered_deployment.measure(stack, rounds=1) == [None]
 
 
 def test_the_plans_support_does_not_change_once_it_is_fixed() -> None:

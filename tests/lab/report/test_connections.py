@@ -179,6 +179,11 @@ def test_units_stand_beside_published_ones(found: Tables) -> None:
     assert names[0] == "DropConnect++, whole units"
     assert group.rows[0][1].text == "122-80-40"  # the mean of 120, 121, 122 and 123, and of the same numbers
     assert "VIB, as published" in names
+    assert [cell.text for cell in group.rows[0][5:]] == ["1,066 → 52", "0.500 → 0.200", "4"]
+    assert [cell.text for cell in group.rows[1][5:7]] == ["–", "–"]
+    assert "one pass of 128 images on the CPU" in view.notes[1]
+    (row,) = [row for row in found["units"] if row["structured"]]
+    assert (row["deployed_n"], row["bytes"], row["images"]) == (3, [1_066_440.0, 52_000.0], 128)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 
 from dropconnectpp.lab.config.protocol import Evaluation
 from dropconnectpp.lab.data.dataset import Dataset
-from dropconnectpp.lab.replicas import evaluation, layered_evaluation
+from dropconnectpp.lab.replicas import evaluation, layered_deployment, layered_evaluation
 from dropconnectpp.lab.replicas.layered_stack import LayeredStack
 from dropconnectpp.lab.replicas.network import Unit
 from dropconnectpp.lab.replicas.stack import Stack
@@ -183,7 +183,9 @@ class Session:
             self._stop_if_asked()
 
         if isinstance(stack, LayeredStack):
-            return layered_evaluation.final(stack, settings, report)
+            found = layered_evaluation.final(stack, settings, report)
+            sizes = layered_deployment.measure(stack)
+            return [one if size is None else one | {"deployed": size} for one, size in zip(found, sizes, strict=True)]
         return evaluation.final(stack, settings, foreign, report)
 
     def measure(self, foreign: Dataset | None) -> list[dict[str, Any]]:

@@ -257,8 +257,21 @@ def _units(places: Sequence[Place]) -> Table:
             continue
         row = {**identity(place.experiment), "method": place.family, "setting": place.experiment.label}
         row |= {"asked": place.asked, "structured": place.experiment.structured, "units": left, **error}
-        table.append(row | {"share": _mean_of(place.kept.values())})
+        table.append(row | {"share": _mean_of(place.kept.values()), **_deployed(place.experiment)})
     return table
+
+
+def _deployed(experiment: ReportedExperiment) -> dict[str, Any]:
+    """Bytes and milliseconds before and after `compact`, means over the networks; None where they were not measured."""
+    sizes = [row.results.get("deployed") for row in experiment.done]
+    known = [one for one in sizes if isinstance(one, Mapping)]
+    found: dict[str, Any] = {"deployed_n": len(known)}
+    for name in ("bytes", "ms"):
+        pairs = [one[name] for one in known if isinstance(one.get(name), list) and len(one[name]) == 2]
+        means = [_mean_of(pair[place] for pair in pairs) for place in (0, 1)]
+        found[name] = None if None in means else means
+    images = {one.get("images") for one in known}
+    return found | {"images": images.pop() if len(images) == 1 else None}
 
 
 def _tried(experiments: Sequence[ReportedExperiment], notes: Notes) -> Table:

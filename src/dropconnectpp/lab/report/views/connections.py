@@ -194,6 +194,8 @@ def _units(rows: Table, published: Table) -> TableView:
                 number(row["mean"]),
                 span(row["interval"]),
                 _share(row["share"]),
+                _change(row["bytes"], 1e-3, 0),
+                _change(row["ms"], 1.0, 3),
                 count(row["n"]),
             )
             for row in group
@@ -201,18 +203,36 @@ def _units(rows: Table, published: Table) -> TableView:
         for row in published:
             if row["units"] and title(row) == name:
                 about = f"{row['method']}, as published"
-                lines.append(cells(about, row["units"], number(row["error"]), DASH, DASH, DASH))
+                lines.append(cells(about, row["units"], number(row["error"]), DASH, DASH, DASH, DASH, DASH))
         groups.append(RowGroup(name, tuple(lines)))
     return TableView(
         name="units",
         caption="Networks without whole inputs, units and filters: what is left of each layer, and error in percent",
-        columns=("Method", "Left", "Error", "95% interval", "Weights kept", "n"),
+        columns=("Method", "Left", "Error", "95% interval", "Weights kept", "kB", "ms", "n"),
         groups=tuple(groups),
         notes=(
             "Left, for each layer with weights: the inputs or maps that it still reads. Means over networks, rounded.",
+            *((_measured(rows),) if any(row["bytes"] for row in rows) else ()),
             *trust_notes(rows),
         ),
         words=(1,),
+    )
+
+
+def _change(pair: list[float] | None, scale: float, digits: int) -> Cell:
+    """Before and after `compact`."""
+    if not pair:
+        return Cell(DASH)
+    before, after = (scale * value for value in pair)
+    return Cell(f"{before:,.{digits}f} → {after:,.{digits}f}", value=after)
+
+
+def _measured(rows: Table) -> str:
+    images = sorted({row["images"] for row in rows if row["images"]})
+    many = f"{images[0]:,}" if len(images) == 1 else "up to 128"
+    return (
+        "kB and ms, before and after `compact`: the parameters and buffers of the ordinary network, and one pass of "
+        f"{many} images on the CPU of the machine that trained it. Times of different machines do not compare."
     )
 
 

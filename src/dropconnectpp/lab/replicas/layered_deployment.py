@@ -1,0 +1,56 @@
+"""What trained networks given as layers weigh, and how long they run, once whole units that are off are taken out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import dropconnectpp
+from dropconnectpp.errors import ArgumentError
+from dropconnectpp.lab.replicas import layered_modules, timing
+from dropconnectpp.lab.replicas.layered_stack import LayeredStack
+
+IMAGES = 128
+"""How many a timed pass predicts, at most."""
+ROUNDS = 9
+
+
+@torch.no_grad()
+def measure(stack: LayeredStack, rounds: int = ROUNDS) -> list[dict[str, Any] | None]:
+    """For each replica parameters, their bytes, and milliseconds of a pass on the CPU, before and after `compact`.
+
+    None where no unit or input is off, or a weight is not finite.
+    """
+    return [_one(stack, replica, rounds) for replica in range(len(stack.units))]
+
+
+def _one(stack: LayeredStack, replica: int, rounds: int) -> dict[str, Any] | None:
+    whole = layered_modules.to_module(stack, replica).float()
+    if not all(bool(parameter.isfinite().all()) for parameter in whole.parameters()):
+        return None
+    try:
+        small = dropconnectpp.compact(whole)
+    except ArgumentError:  # nothing to take out, as it says
+        return None
+    batch = stack.examples.test_images[:IMAGES].permute(0, 3, 1, 2).float().cpu()
+    passes: list[timing.Runs] = [{"pass": _pass(model, batch)} for model in (whole, small)]
+    taken = timing.all_rounds(passes, torch.device("cpu"), rounds)
+    compaction: Any = small.compaction
+    return {
+        "parameters": list(compaction.parameters),
+        "bytes": list(compaction.bytes),
+        "ms": [1e3 * statistics.median(one["pass"]) for one in taken],
+        "images": len(batch),
+    }
+
+
+def _pass(model: nn.Module, batch: torch.Tensor) -> Callable[[], object]:
+    @torch.no_grad()
+    def run() -> None:
+        model(batch)
+
+    return run
