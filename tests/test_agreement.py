@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dropconnectpp as dcpp
+from dropconnectpp.conversion.hosting import Host
 from dropconnectpp.errors import ConversionError
+from dropconnectpp.layers.base import MaskedLayer
 
 
 class Reader(nn.Module):
@@ -47,21 +49,37 @@ class Noisy(nn.Module):
         return self.layer(x + torch.randn_like(x))
 
 
+NO_HOSTS = {"mask": "example"}  # gates where a weight is read need one mask for the batch
+
+
 @pytest.mark.parametrize("kind", ["dropconnect++", "dropconnect"])
-def test_a_layer_whose_weight_is_read_is_named(kind: str) -> None:
-    model = Reader()
+def test_a_layer_whose_weight_is_read_has_its_gates_there_or_is_named(kind: str) -> None:
+    model, x = Reader(), torch.randn(2, 4)
+    converted = dcpp.convert(model, kind=kind, example_input=x).eval()
+    assert isinstance(converted.read, Host)
+    assert isinstance(converted.called, MaskedLayer)
+    torch.testing.assert_close(converted(x), dcpp.to_dense(converted)(x))
     with pytest.raises(ConversionError, match=r"did not ask for the gates of 'read'\. Either .* exclude=\['read'\]"):
-        dcpp.convert(model, kind=kind, example_input=torch.randn(2, 4))
-    converted = dcpp.convert(model, exclude="read", kind=kind, example_input=torch.randn(2, 4))
+        dcpp.convert(model, kind=kind, example_input=x, **NO_HOSTS)
+    converted = dcpp.convert(model, exclude="read", kind=kind, example_input=x, **NO_HOSTS)
     assert type(converted.read) is nn.Linear
 
 
-def test_a_layer_that_is_called_and_read_is_named_and_the_others_are_not() -> None:
+def test_a_layer_that_is_called_and_read_has_one_mask_for_both_or_is_named() -> None:
+    example = {"x": torch.randn(2, 4), "scale": 2.0}
+    converted = dcpp.convert(Autoencoder(), example_input=example).eval()
+    assert isinstance(converted.encoder, Host)
+    assert isinstance(converted.other, MaskedLayer)
+    with torch.no_grad():
+        converted.encoder.connections.weight.weight_logit.normal_()
+    torch.testing.assert_close(converted(**example), dcpp.to_dense(converted)(**example))
+    with dcpp.sampling(converted, torch.Generator().manual_seed(0)):
+        drawn = converted(**example)
+    folded = dcpp.to_dense(converted, "sample", generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(drawn, folded(**example))
     with pytest.raises(ConversionError, match=r"the weights of 'encoder' are also read as they are"):
-        dcpp.convert(Autoencoder(), example_input={"x": torch.randn(2, 4), "scale": 2.0})
-    with pytest.raises(ConversionError, match="'encoder'"):
-        dcpp.convert(Autoencoder(), keep_probability=1 - 1e-6, example_input=(torch.randn(2, 4), 2.0))
-    dcpp.convert(Autoencoder(), include="other", example_input=torch.randn(2, 4))
+        dcpp.convert(Autoencoder(), example_input=example, **NO_HOSTS)
+    dcpp.convert(Autoencoder(), include="other", example_input=example, **NO_HOSTS)
 
 
 def test_a_layer_that_nobody_calls_is_named() -> None:
@@ -71,13 +89,16 @@ def test_a_layer_that_nobody_calls_is_named() -> None:
         dcpp.convert(model, inplace=True, example_input=torch.randn(1, 2))
 
 
-def test_a_model_refused_in_place_is_the_one_it_was() -> None:
+@pytest.mark.parametrize("options", [NO_HOSTS, {}], ids=["layers", "hosts"])
+def test_a_model_refused_in_place_is_the_one_it_was(options: dict[str, Any]) -> None:
     model = Reader().train()
+    if not options:
+        model.unused = nn.Linear(2, 2)  # type: ignore[assignment]
     model.read.eval()
     layers, state, x = dict(model.named_modules()), copy.deepcopy(model.state_dict()), torch.randn(2, 4)
     numbers = torch.get_rng_state()
     with pytest.raises(ConversionError):
-        dcpp.convert(model, inplace=True, example_input=x)
+        dcpp.convert(model, inplace=True, example_input=x, **options)
     assert dict(model.named_modules()) == layers
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     assert (model.training, model.called.training, model.read.training) == (True, True, False)
@@ -109,8 +130,6 @@ def tied() -> nn.Module:
 )
 @pytest.mark.filterwarnings("ignore:convert left plain:UserWarning")
 def test_models_that_use_their_gates_pass(make: Any, example: Tensor, options: dict[str, Any]) -> None:
-    if options.get("granularity") == "unit":
-        options = options | {"exclude": nn.MultiheadAttention}
     model = dcpp.convert(make().train(), example_input=example, **options)
     assert all(module.training for module in model.modules())
 

@@ -12,6 +12,7 @@ from torch import nn
 
 import dropconnectpp as dcpp
 from dropconnectpp.errors import ArgumentError, ConversionError
+from dropconnectpp.layers.base import masked_layers
 from dropconnectpp.ops.noise import generator_of
 
 
@@ -149,8 +150,8 @@ def test_a_pattern_may_match_what_is_excluded() -> None:
         ),
         ({"incldue": ["0"]}, "Did you mean 'include'?"),
         ({"kind": "dropconnect", "keep_probabilty": 0.5}, "kind 'dropconnect'. Did you mean 'keep_probability'?"),
-        ({"kind": "dropconnect", "beta": 2.0}, "There are: include, exclude, kind, preset,"),
-        ({"qqq": 1}, "There are: include, exclude, kind, preset, example_input, inplace, alpha,"),
+        ({"kind": "dropconnect", "beta": 2.0}, "There are: include, exclude, parameters, kind, preset,"),
+        ({"qqq": 1}, "There are: include, exclude, parameters, kind, preset, example_input, inplace, alpha,"),
     ],
 )
 def test_unknown_options_name_the_nearest(options: dict[str, Any], message: str) -> None:
@@ -181,17 +182,23 @@ def test_fixed_rate_conversion() -> None:
 # ----------------------------------------------------------- modules that read a child's weight
 
 
-def test_the_attention_output_projection_is_left_plain_with_a_warning() -> None:
+def test_attention_is_converted_whole_or_by_its_name() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    with pytest.warns(UserWarning, match="self_attn.out_proj .*reads its weight instead of calling it"):
-        converted = dcpp.convert(layer)
-    assert not isinstance(converted.self_attn.out_proj, dcpp.DropConnectPPLinear)
-    assert isinstance(converted.linear1, dcpp.DropConnectPPLinear)
+    inner = {f"self_attn.connections.in_proj_{name}" for name in ("weight", "bias")}
+    outer = {f"self_attn.out_proj.connections.{name}" for name in ("weight", "bias")}
+    assert masked_layers(dcpp.convert(layer)).keys() == inner | outer | {"linear1", "linear2"}
+    assert masked_layers(dcpp.convert(layer, "self_attn")).keys() == inner | outer
+    assert masked_layers(dcpp.convert(layer, nn.MultiheadAttention, exclude="*.out_proj")).keys() == inner
+    assert masked_layers(dcpp.convert(layer, ["self_attn.out_proj"])).keys() == outer
 
 
-def test_the_attention_output_projection_is_refused_when_named() -> None:
+def test_attention_that_needs_another_option_is_left_plain_with_a_warning_or_refused_when_named() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    with pytest.warns(UserWarning, match=r"left plain: self_attn \(mask='example' needs .*self_attn.out_proj \("):
+        converted = dcpp.convert(layer, mask="example")
+    assert list(masked_layers(converted)) == ["linear1", "linear2"]
     with pytest.raises(ConversionError, match=r"self_attn\.out_proj cannot be converted"):
-        dcpp.convert(nn.TransformerEncoderLayer(8, 2, 16), ["self_attn.out_proj"])
+        dcpp.convert(layer, ["self_attn.out_proj"], mask="example")
 
 
 @pytest.mark.parametrize("padding", [False, True])
@@ -225,7 +232,6 @@ def test_the_fast_path_comes_back_with_to_dense() -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), "ParametrizedLinear"),
         (lambda: nn.LazyLinear(2), "run the model once"),
     ],
 )

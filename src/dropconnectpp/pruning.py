@@ -74,7 +74,7 @@ def prune(
     scores: dict[Any, Tensor] = {}
     owners: dict[Any, list[tuple[MaskedLayer, str]]] = {}
     for layer in layers.values():
-        for name in layer.synapse_names if biases else ("weight",):
+        for name in layer.synapse_names if biases else layer.weight_names:
             owners.setdefault(layer.tie(name), []).append((layer, name))
             scores.setdefault(layer.tie(name), _score(layer, name, score))
     groups = [list(scores)] if scope == "global" else _by_layer(layers, scores, biases)
@@ -84,7 +84,7 @@ def prune(
         for key, kept in chosen.items():
             for layer, name in owners[key]:
                 layer.keep_only(name, kept)
-    empty = [name or "the model" for name, layer in layers.items() if not bool(_alive(layer).any())]
+    empty = [n or "the model" for n, one in layers.items() if one.weight_names and not bool(_alive(one).any())]
     if empty:
         warnings.warn(
             f"prune: {', '.join(empty)} keeps no weight and passes on nothing but its bias. "
@@ -126,7 +126,8 @@ def _check_pattern(pattern: str, keep: float | None, threshold: float | None, sc
 
 
 def _check_inputs(layers: dict[str, MaskedLayer]) -> None:
-    wrong = {name: layer.weight.shape[1] for name, layer in layers.items() if layer.weight.shape[1] % 4}
+    ranked = {name: layer for name, layer in layers.items() if layer.weight_names}
+    wrong = {name: layer.weight.shape[1] for name, layer in ranked.items() if layer.weight.shape[1] % 4}
     if wrong:
         listed = ", ".join(f"{name or 'the model'} has {inputs}" for name, inputs in wrong.items())
         raise ShapeError(
@@ -149,7 +150,7 @@ def _by_layer(layers: dict[str, MaskedLayer], scores: dict[Any, Tensor], biases:
     groups: list[list[Any]] = []
     seen: set[Any] = set()
     for layer in layers.values():
-        keys = [layer.tie(name) for name in (layer.synapse_names if biases else ("weight",))]
+        keys = [layer.tie(name) for name in (layer.synapse_names if biases else layer.weight_names)]
         fresh = [key for key in keys if key not in seen]
         seen.update(fresh)
         groups.append([key for key in fresh if key in scores])

@@ -1,7 +1,17 @@
 """A plain model's layers become ours, and back."""
 
-from dropconnectpp.conversion.converting import CONVERTED, convert, replacement_of
+from dropconnectpp.conversion.converting import convert
 from dropconnectpp.conversion.dense import as_module, plain_state_dict, to_dense
+from dropconnectpp.conversion.making import CONVERTED, host_replacement_of, replacement_of
 from dropconnectpp.conversion.swapping import swap
 
-__all__ = ["CONVERTED", "as_module", "convert", "plain_state_dict", "replacement_of", "swap", "to_dense"]
+__all__ = [
+    "CONVERTED",
+    "as_module",
+    "convert",
+    "host_replacement_of",
+    "plain_state_dict",
+    "replacement_of",
+    "swap",
+    "to_dense",
+]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dropconnectpp import _compat
-from dropconnectpp.conversion.dense import plain_layer
+from dropconnectpp.conversion.dense import without_gates
+from dropconnectpp.conversion.hosting import module_name
 from dropconnectpp.conversion.swapping import copied, swap
 from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.grouped import GroupedLayer
@@ -21,9 +23,17 @@ Masks = dict[str, dict[str, Tensor]]
 """By layer and parameter."""
 
 
+@dataclass(frozen=True)
+class Disagreement:
+    """Layers whose gates a pass does not use, and what to say of them."""
+
+    names: list[str]
+    text: str
+
+
 @torch.no_grad()
-def disagreement(model: nn.Module, example: Any) -> str | None:
-    """What a pass shows of layers whose gates it does not use, by name; None if it is `to_dense`'s.
+def disagreement(model: nn.Module, example: Any) -> Disagreement | None:
+    """What a pass shows of layers whose gates it does not use; None if it is `to_dense`'s.
 
     Every gate is on or off by the toss of a coin, whatever its posterior: one factor for all synapses would go unseen
     where a normalisation follows.
@@ -33,22 +43,30 @@ def disagreement(model: nn.Module, example: Any) -> str | None:
     try:
         layers, masks = masked_layers(model), _tossed(model)
         output, asked = _pass(model, masks, example)
-        unasked = [name for name, layer in layers.items() if layer not in asked]
+        unasked = _of_modules(name for name, layer in layers.items() if layer not in asked)
         if unasked:
-            return (
+            text = (
                 f"a pass on example_input did not ask for the gates of {_listed(unasked)}. Either it does without the "
                 f"layer, or the layer's owner reads its weight instead of calling it. {_advice(unasked)}"
             )
+            return Disagreement(unasked, text)
         if _agree(output, _folded_pass(model, masks, example, list(masks))):
             return None
         read = [name for name in masks if not _agree(output, _folded_pass(model, masks, example, [name]))]
-        return (
-            f"the output on example_input is not that of to_dense: the weights of {_listed(read or list(masks))} are "
+        read = _of_modules(read or masks)
+        text = (
+            f"the output on example_input is not that of to_dense: the weights of {_listed(read)} are "
             f"also read as they are, without their gates. {_advice(read)}"
         )
+        return Disagreement(read, text)
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+def _of_modules(names: Iterable[str]) -> list[str]:
+    """The names of modules instead of those of the gates that are in them."""
+    return list(dict.fromkeys(module_name(name) for name in names))
 
 
 def _listed(names: list[str]) -> str:
@@ -104,12 +122,8 @@ def _folded_pass(model: nn.Module, masks: Masks, example: Any, names: list[str])
     copy = copied(model)
     layers = masked_layers(copy)
     tied: dict[Any, nn.Parameter] = {}
-    plain: dict[nn.Module, nn.Module] = {}
-    for name in names:
-        layer = layers[name]
-        values = {key: _folded(layer, key, mask, tied) for key, mask in masks[name].items()}
-        plain[layer] = plain_layer(layer, values)
-    return _pass(swap(copy, plain), masks, example)[0]
+    values = {layers[n]: {k: _folded(layers[n], k, mask, tied) for k, mask in masks[n].items()} for n in names}
+    return _pass(swap(copy, without_gates(values)), masks, example)[0]
 
 
 def _folded(layer: MaskedLayer, name: str, mask: Tensor, tied: dict[Any, nn.Parameter]) -> nn.Parameter:

@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dropconnectpp.conversion.hosting import without
 from dropconnectpp.conversion.swapping import copied, swap
 from dropconnectpp.errors import ConversionError, check_choice
 from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.dropconnect import DropConnectLayer
 from dropconnectpp.layers.dropconnectpp import PRUNED, DropConnectPPLayer
+from dropconnectpp.layers.parameter import ParameterGates
 from dropconnectpp.layers.seeds import fresh_draws
 from dropconnectpp.layers.sparse import SparseLinear
 from dropconnectpp.ops.drawn import Draw
@@ -41,14 +43,14 @@ def to_dense(
     draw: Draw | None = None
     streams: dict[Any, int] = {}
     folded: dict[Any, nn.Parameter] = {}
-    replacements: dict[nn.Module, nn.Module] = {}
+    values: dict[MaskedLayer, dict[str, nn.Parameter]] = {}
     for name, layer in masked_layers(model).items():
         if mode == "mean" and isinstance(layer, DropConnectLayer) and layer.evaluation == "gaussian":
             raise ConversionError(
                 f"to_dense: {name or 'the model'} evaluates by Gaussian moment matching, which no plain layer does. "
                 "Set its evaluation to 'mean' first, or keep the layer."
             )
-        values: dict[str, nn.Parameter] = {}
+        values[layer] = {}
         for parameter in layer.synapse_names:
             key = (layer.tie(parameter), id(getattr(layer, parameter)))
             if key not in folded:
@@ -58,10 +60,9 @@ def to_dense(
                 folded[key] = nn.Parameter(
                     _fold(layer, parameter, mode, draw, stream), requires_grad=getattr(layer, parameter).requires_grad
                 )
-            values[parameter] = folded[key]
-        replacements[layer] = plain_layer(layer, values)
-    replacements |= {layer: layer.dense() for layer in model.modules() if isinstance(layer, SparseLinear)}
-    dense = swap(model, replacements)
+            values[layer][parameter] = folded[key]
+    sparse: dict[nn.Module, nn.Module] = {m: m.dense() for m in model.modules() if isinstance(m, SparseLinear)}
+    dense = swap(model, without_gates(values) | sparse)
     _untie(dense)
     return dense
 
@@ -76,6 +77,18 @@ def _untie(model: nn.Module) -> None:
     if None not in weights and weights[0] is not weights[1]:
         model.config = copy.deepcopy(config)  # type: ignore[assignment]
         model.config.tie_word_embeddings = False  # type: ignore[union-attr]
+
+
+def without_gates(values: Mapping[MaskedLayer, Mapping[str, nn.Parameter]]) -> dict[nn.Module, nn.Module]:
+    """The plain modules in the place of layers with gates, with these parameters."""
+    found: dict[nn.Module, nn.Module] = {}
+    hosts: dict[nn.Module, dict[str, nn.Parameter | None]] = {}
+    for layer, given in values.items():
+        if isinstance(layer, ParameterGates):
+            hosts.setdefault(layer.host, {})[layer.parameter_name] = given["weight"]
+        else:
+            found[layer] = plain_layer(layer, given)
+    return found | {host: without(host, given) for host, given in hosts.items()}
 
 
 def plain_layer(layer: MaskedLayer, values: Mapping[str, nn.Parameter]) -> nn.Module:

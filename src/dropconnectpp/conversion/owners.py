@@ -94,6 +94,12 @@ def _merge(owner: nn.Module, *arguments: Any, **options: Any) -> Any:
 def _resize_token_embeddings(owner: nn.Module, *arguments: Any, **options: Any) -> Any:
     """The owner's own, with a plain layer in the place of a masked head; gates of new tokens start as usual."""
     model: Any = owner
+    table = model.get_input_embeddings()
+    if any(isinstance(module, MaskedLayer) for module in table.modules()):
+        raise ConversionError(
+            f"resize_token_embeddings: the embeddings of {type(owner).__name__} have gates, which would be lost. "
+            "Resize the model before convert, or convert it without its embeddings."
+        )
     head = model.get_output_embeddings()
     if not isinstance(head, MaskedLayer):
         return type(model).resize_token_embeddings(model, *arguments, **options)

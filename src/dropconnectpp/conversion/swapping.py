@@ -27,12 +27,11 @@ def copied(model: ModelT) -> ModelT:
 
 def swap(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> nn.Module:
     """Put each new module wherever its old one stands, and settle what owners may do with their layers' weights."""
-    if model in replacements:
-        return replacements[model]
-    for owner in list(model.modules()):
+    root = replacements.get(model, model)
+    for owner in [*model.modules(), *replacements.values()]:
         for name, child in list(owner._modules.items()):
             if child is not None and child in replacements:
                 owner._modules[name] = replacements[child]
-    for owner in model.modules():
+    for owner in root.modules():
         settle(owner)
-    return model
+    return root

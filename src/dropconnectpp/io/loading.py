@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dropconnectpp.compaction.structure import rebuild
-from dropconnectpp.conversion import replacement_of, swap
+from dropconnectpp.conversion import host_replacement_of, replacement_of, swap
+from dropconnectpp.conversion.hosting import CONNECTIONS, gates_of
 from dropconnectpp.errors import ArgumentError, FileFormatError
 from dropconnectpp.io.container import check_digest, read
 from dropconnectpp.io.naming import (
@@ -41,6 +42,7 @@ from dropconnectpp.io.schema import (
 )
 from dropconnectpp.layers.base import MaskedLayer
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
+from dropconnectpp.layers.parameter import ParameterGates
 from dropconnectpp.likelihoods import remember
 
 OF_THE_MODEL = {"activation", "estimator", "evaluation", "keep_probability", "kl_weight", "logit_step", "mask"}
@@ -140,7 +142,7 @@ def _rebuilt(path: Path, model: nn.Module, structure: Mapping[str, Any]) -> nn.M
         raise FileFormatError(f"{path}: {shown(str(error), 300)}") from error
 
 
-def _fill(model: nn.Module, state: dict[str, Tensor], replacements: dict[nn.Module, MaskedLayer]) -> nn.Module:
+def _fill(model: nn.Module, state: dict[str, Tensor], replacements: dict[nn.Module, nn.Module]) -> nn.Module:
     """What has been checked, into the model."""
     swapped = swap(model, dict(replacements))
     for name, layer in masked_by_name(swapped).items():
@@ -160,18 +162,25 @@ def _fill(model: nn.Module, state: dict[str, Tensor], replacements: dict[nn.Modu
 # -------------------------------------------------------------------------------------------- layers
 
 
-def _replacements(path: Path, described: Description, model: nn.Module) -> dict[nn.Module, MaskedLayer]:
-    """The layers that will stand where plain ones do now; the model is not touched."""
+def _replacements(path: Path, described: Description, model: nn.Module) -> dict[nn.Module, nn.Module]:
+    """The modules that will stand where plain ones do now; the model is not touched."""
     modules = modules_by_name(model)
     owners = {child: owner for owner in model.modules() for child in owner.children()}
-    found: dict[nn.Module, MaskedLayer] = {}
+    found: dict[nn.Module, nn.Module] = {}
     names: dict[str, MaskedLayer] = {}
-    for name in described.layers:  # all of them before any is looked at: there may be very many
+    hosts: dict[str, dict[str, SavedLayer]] = {}
+    for name, layer in described.layers.items():  # all of them before any is looked at: there may be very many
         if name not in modules:
-            raise FileFormatError(
-                f"{path}: holds a layer {shown(repr(name))}, and the model has no module of that name."
-            )
+            host, _, parameter = name.rpartition(".")
+            host = host.removesuffix(CONNECTIONS).removesuffix(".") if host.endswith(CONNECTIONS) else name
+            if host not in modules:
+                raise FileFormatError(
+                    f"{path}: holds a layer {shown(repr(name))}, and the model has no module of that name."
+                )
+            hosts.setdefault(host, {})[parameter] = layer
     for name, layer in described.layers.items():
+        if name not in modules:
+            continue
         module = modules[name]
         if isinstance(module, MaskedLayer):
             check_options(path, name, layer)
@@ -190,8 +199,25 @@ def _replacements(path: Path, described: Description, model: nn.Module) -> dict[
                 f"{path}: layer {name!r} was saved as {layer.kind}, and the model's cannot be converted: {made}."
             )
         found[module] = names[name] = made
+    for host, gates in hosts.items():
+        found[modules[host]] = _host(path, host, gates, modules[host])
+        names |= {join(host, f"{CONNECTIONS}.{own}"): one for own, one in gates_of(found[modules[host]]).items()}
     _tie_posteriors(names, described.aliases)
     return found
+
+
+def _host(path: Path, name: str, gates: Mapping[str, SavedLayer], module: nn.Module) -> nn.Module:
+    """The module with gates on the parameters that had them when saved."""
+    own: dict[str, dict[str, Any]] = {}
+    kinds = {layer.kind for layer in gates.values()}
+    for parameter, layer in gates.items():
+        own[parameter] = {**layer.options, "activation": construct(path, f"{name}.{parameter}", layer)}
+    made = host_replacement_of(module, kinds.pop(), own) if len(kinds) == 1 else "its gates are of two kinds"
+    if isinstance(made, str):
+        raise FileFormatError(
+            f"{path}: parameters of {shown(repr(name))} were saved with gates, which the model's cannot have: {made}."
+        )
+    return made
 
 
 def _tie_posteriors(made: Mapping[str, MaskedLayer], aliases: Mapping[str, str]) -> None:
@@ -200,17 +226,25 @@ def _tie_posteriors(made: Mapping[str, MaskedLayer], aliases: Mapping[str, str])
         if not isinstance(layer, DropConnectPPLayer):
             continue
         for parameter in layer.synapse_names:
-            own = join(name, parameter)
+            own = _parameter_name(name, layer, parameter)
             for key in layer.posterior_names_of(parameter):
                 first, _, other = aliases.get(join(name, key), "").rpartition(".")
                 twin = made.get(first)
                 if twin is None or not isinstance(getattr(twin, other, None), nn.Parameter):
                     continue
-                theirs = join(first, other.removesuffix(key.removeprefix(parameter)))
-                tied_here = getattr(twin, theirs.rpartition(".")[2], None) is getattr(layer, parameter)
+                another = other.removesuffix(key.removeprefix(parameter))
+                theirs = _parameter_name(first, twin, another)
+                tied_here = getattr(twin, another, None) is getattr(layer, parameter)
                 tied_there = aliases.get(own, own) == aliases.get(theirs, theirs)
                 if tied_here == tied_there and getattr(twin, other).shape == getattr(layer, key).shape:
                     layer.register_parameter(key, getattr(twin, other))
+
+
+def _parameter_name(name: str, layer: MaskedLayer, parameter: str) -> str:
+    """What a masked parameter is called in the model's state."""
+    if not isinstance(layer, ParameterGates):
+        return join(name, parameter)
+    return join(name.rpartition(".")[0].removesuffix(CONNECTIONS).removesuffix("."), layer.parameter_name)
 
 
 def _check_same(path: Path, name: str, layer: SavedLayer, module: MaskedLayer) -> None:
@@ -254,17 +288,17 @@ def _kinds_in_file(path: Path, described: Description, tensors: Mapping[str, Ten
     return stored | {other: stored[key] for other, key in described.aliases.items()}
 
 
-def _kinds_in_model(model: nn.Module, replacements: Mapping[nn.Module, MaskedLayer]) -> dict[str, Kind]:
+def _kinds_in_model(model: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> dict[str, Kind]:
     """The tensors that the model's state will have once its layers are converted."""
     kinds = {plain_name(key): _kind(value) for key, value in stored_state(model).items()}
     for name, module in modules_by_name(model).items():
         made = replacements.get(module)
         if made is not None:
             kinds |= {join(name, key): _kind(value) for key, value in stored_state(made).items()}
-        masked = made if made is not None else module
-        if isinstance(masked, MaskedLayer):
+        for masked_name, masked in masked_by_name(made if made is not None else module).items():
             for parameter in masked.synapse_names:
-                kinds[join(name, f"{parameter}_kept")] = Kind(tuple(getattr(masked, parameter).shape), torch.bool)
+                key = join(masked_name, f"{parameter}_kept")
+                kinds[join(name, key)] = Kind(tuple(getattr(masked, parameter).shape), torch.bool)
     return kinds
 
 

@@ -95,6 +95,11 @@ class MaskedLayer(Operation):
         without = "bias" in self._parameters and self._parameters["bias"] is None
         return ("weight",) if without else ("weight", "bias")
 
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        """The masked parameters that pruning ranks unless it is asked for biases too."""
+        return ("weight",)
+
     def kept(self, name: str) -> Tensor | None:
         """The boolean buffer of what pruning left of a parameter; None before any pruning."""
         return self._buffers[f"{name}_kept"]
