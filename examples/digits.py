@@ -1,6 +1,6 @@
 """The whole library in one minute: train on real digits, predict with uncertainty, prune, deploy.
 
-Run it with `make demo`, or `python examples/digits.py --help`.
+Run it with `python examples/digits.py`; `--help` lists the options.
 """
 
 from __future__ import annotations

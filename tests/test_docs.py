@@ -38,6 +38,19 @@ TAUGHT = {
 }
 """The pages that teach, and how many blocks of code each has at least."""
 
+PANE = 96
+"""Columns of code that the site shows at a width of 1280 pixels."""
+NARROW = {
+    "docs/index.md",
+    "docs/tutorial.md",
+    "docs/guide.md",
+    "docs/how-to/convert.md",
+    "docs/how-to/choose-an-estimator.md",
+    "docs/how-to/train-a-sparse-model.md",
+    "docs/how-to/own-data.md",
+    "docs/how-to/read-the-report.md",
+}
+
 
 def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
@@ -49,6 +62,15 @@ def without_code(text: str) -> str:
 
 def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", sorted(NARROW))
+def test_code_fits_the_pane_without_wrapping(page: str) -> None:
+    """At the width of a small laptop's screen; the style sheet wraps what is wider."""
+    text = (ROOT / page).read_text()
+    code = re.findall(r"^```(?:python|console|toml)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    assert code
+    assert [line for block in code for line in block.splitlines() if len(line) > PANE] == []
 
 
 def anchors(page: Path) -> set[str]:

@@ -55,11 +55,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 - "paper": the paper's own setting, to repeat it.
 - "sparse": few connections, with a `SparsityPlan`; how: docs/how-to/train-a-sparse-model.md.
-- "sparse-beta10": few connections, to prune by; `logit_step` needs `parameter_groups`.
+- "sparse-beta10": a posterior to prune by, without a plan; `logit_step` needs `parameter_groups`.
 - "per-example": noise for each example, to overfit less; `logit_step` needs `parameter_groups`.
 
-Each but "sparse" was measured on CIFAR-10, Fashion-MNIST and SVHN with 50 networks, "sparse-beta10" as "sparse": its
-name then. docs/results.md has the figures.
+"paper", "sparse-beta10" and "per-example" were measured on CIFAR-10, Fashion-MNIST and SVHN with 50 networks each.
+docs/results.md has the figures; it calls "sparse-beta10" by its former name, "sparse".
 """
 
 

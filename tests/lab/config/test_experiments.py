@@ -420,10 +420,12 @@ def test_what_is_no_text_file_cannot_be_read(tmp_path):
 
 def test_the_demo_is_complete_and_small():
     experiment = demo()
-    assert [p.method.kind for p in experiment.protocols] == KINDS
+    assert [p.method.kind for p in experiment.protocols] == [*KINDS, "dropconnect++"]
+    assert experiment.protocols[3].method == Method(kind="dropconnect++"), "the paper's"
+    assert experiment.protocols[4].method.estimator == "straight-through"
     assert all(p.complete for p in experiment.protocols)
     assert {p.data for p in experiment.protocols} == {"fashion-mini"}
-    assert (experiment.repeats, experiment.protocols[0].training.epochs) == (4, 6)
+    assert (experiment.repeats, experiment.protocols[0].training.epochs) == (4, 5)
     assert all(p.stackable(experiment.protocols[0]) for p in experiment.protocols)
     shape = Shape(experiment.protocols[0].architecture, 1, 32, 10)
     assert shape.synapses < 0.2 * Shape(paper("fashion-mini", "none").architecture, 1, 32, 10).synapses
