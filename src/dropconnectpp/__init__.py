@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dropconnectpp import estimators, functional, likelihoods, metrics
     from dropconnectpp.compaction.reduction import compact
     from dropconnectpp.compaction.sparse import to_sparse
-    from dropconnectpp.conversion import convert, plain_state_dict, to_dense
+    from dropconnectpp.conversion import convert, coverage, plain_state_dict, to_dense
     from dropconnectpp.errors import DropConnectError
     from dropconnectpp.inference.divergence import kl_divergence, named_kl
     from dropconnectpp.inference.elbo import ELBO, ELBOTerms
@@ -68,6 +68,7 @@ __all__ = [
     "categorical",
     "compact",
     "convert",
+    "coverage",
     "estimators",
     "evaluate",
     "forced_masks",
@@ -96,7 +97,7 @@ __all__ = [
 _MODULES = {
     "compaction.reduction": ("compact",),
     "compaction.sparse": ("to_sparse",),
-    "conversion": ("convert", "plain_state_dict", "to_dense"),
+    "conversion": ("convert", "coverage", "plain_state_dict", "to_dense"),
     "inference.divergence": ("kl_divergence", "named_kl"),
     "inference.elbo": ("ELBO", "ELBOTerms"),
     "inference.parameter_groups": ("parameter_groups",),
