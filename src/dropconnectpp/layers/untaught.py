@@ -16,7 +16,7 @@ said: set[str] = set()
 
 def watch(layer: nn.Module, output: Tensor, estimator: str) -> None:
     """Warn when a gradient comes back to an output whose masks no `ELBO` drew, and whose estimator needs one."""
-    if estimator in said or torch.compiler.is_compiling() or transformed() or not output.requires_grad:
+    if torch.compiler.is_compiling() or estimator in said or transformed() or not output.requires_grad:
         return
     if replayed(layer) is not None or assigned(layer) is not None:
         return
