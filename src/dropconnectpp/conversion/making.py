@@ -12,7 +12,6 @@ from dropconnectpp.conversion import hosting
 from dropconnectpp.conversion.computed import carry_over, plain_type, source
 from dropconnectpp.conversion.hosting import floating_names, host_of, share
 from dropconnectpp.layers import public as kinds
-from dropconnectpp.layers.affine import construction_arguments
 from dropconnectpp.layers.base import MaskedLayer
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
 from dropconnectpp.layers.parameter import fault_of
@@ -125,7 +124,7 @@ def layer_of(module: nn.Module, kind: str, options: dict[str, Any], shared: dict
     target = CONVERTED[kind][plain_type(module)]
     weight, bias = source(module, "weight"), source(module, "bias")
     assert weight is not None
-    arguments = construction_arguments(module, target.argument_names) | {"bias": bias is not None}
+    arguments = {name: getattr(module, name) for name in target.argument_names} | {"bias": bias is not None}
     # skip_init: the weights are there already, and the user's random numbers stay his own.
     layer: MaskedLayer = nn.utils.skip_init(target, **arguments, **options, device=weight.device, dtype=weight.dtype)
     layer.register_parameter("weight", weight)
@@ -133,7 +132,8 @@ def layer_of(module: nn.Module, kind: str, options: dict[str, Any], shared: dict
     if isinstance(layer, DropConnectPPLayer):
         layer.reset_posterior()
         for name in layer.synapse_names:
-            share(layer, name, shared)
+            if name in module._parameters:  # what is computed is nobody else's
+                share(layer, name, shared)
     for hooks in _HOOKS:
         setattr(layer, hooks, getattr(module, hooks))
     carry_over(module, layer)
