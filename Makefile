@@ -15,7 +15,7 @@ GPU_TESTS := tests/ops tests/inference tests/pytorch tests/lab/kernels tests/lab
 	tests/test_compat.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-gpu test-browser lint format docs wheel bench records clean
+.PHONY: help demo test test-gpu test-browser test-faults lint format docs wheel bench records clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1;\2/p' Makefile | while IFS=';' read -r target text; do \
@@ -42,7 +42,7 @@ $(RELEASE): $(DEV)
 	$(PIP) -e ".[release]"
 	@touch $@
 
-demo: $(LAB) ## Table 1 in small: four methods on embedded images, tables and a page (minutes)
+demo: $(LAB) ## what the library is for, on images that come with it: five sentences and a page (minutes)
 	$(BIN)/dcpp demo --out dcpp-demo
 
 test: $(DEV) ## run the tests and doctests with coverage; WORKERS=8 for eight processes
@@ -57,6 +57,13 @@ test-browser: $(DEV) ## install Chromium and LaTeX (as root, Debian) and test th
 	command -v chromium >/dev/null || apt-get install -y --no-install-recommends chromium
 	command -v pdflatex >/dev/null || apt-get install -y --no-install-recommends texlive-latex-base
 	$(BIN)/python -m pytest -q tests/lab/report/test_report_browser.py tests/lab/report/test_report_forms.py
+
+# The counts stay in build/faults: what was interrupted goes on. `rm -r build/faults` begins anew.
+test-faults: $(DEV) ## kill commands, fill disks, cut the power and damage files, by thousands (hours; goes on where it stopped)
+	$(BIN)/python tests/faults/kills.py
+	$(BIN)/python tests/faults/failures.py
+	$(BIN)/python tests/faults/power_cuts.py
+	for kind in checkpoints stores models experiments; do $(BIN)/python tests/faults/mutations.py $$kind || exit 1; done
 
 lint: $(DEV) ## check style (ruff), types (mypy) and the order of imports (import-linter)
 	$(BIN)/ruff check .
@@ -74,16 +81,11 @@ docs: $(DOCS) ## run every code block of the documentation and build it as a sit
 	@echo "The documentation is in site/index.html"
 
 # The wheel is built from the sdist, and then used where the repository cannot be seen.
-wheel: $(RELEASE) ## build wheel and sdist into dist/, check them, and run dcpp demo from the wheel in a clean environment
+wheel: $(RELEASE) ## build wheel and sdist into dist/, check them, and run dcpp demo from both with every Python from 3.11 on that is here
 	rm -rf build dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/twine check --strict dist/*
-	@place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && wheel=$$(ls "$(CURDIR)"/dist/*.whl) && \
-	constraints=$$(realpath $(CONSTRAINTS)) && set -x && $(PYTHON) -m venv "$$place/venv" && \
-	"$$place/venv/bin/pip" install -q -c "$$constraints" torch && \
-	"$$place/venv/bin/pip" install -q -c "$$constraints" "$$wheel[lab]" && \
-	cd "$$place" && unset PYTHONPATH && venv/bin/pip check && venv/bin/dcpp --version && \
-	venv/bin/dcpp demo --repeats 2 --epochs 1 --out demo && test -s demo/index.html
+	$(BIN)/python tools/install_wheel.py dist --constraints $(CONSTRAINTS)
 
 bench: $(DEV) ## print the benchmark tables: quality of gradients, time and memory of a step, deployment
 	$(BIN)/python benchmarks/gradient_quality.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,6 +123,68 @@ def test_the_wheel_works_where_the_repository_cannot_be_seen(wheel: Path, tmp_pa
     assert Path(place).is_relative_to(tmp_path)
     assert count == "1500"
     assert "--repeats" in python("-c", DCPP, "demo", "--help", path=tmp_path / "installed", cwd=tmp_path)
+
+
+# -------------------------------------------------------------------------------------------- what is published
+
+
+def installer() -> Any:
+    spec = importlib.util.spec_from_file_location("install_wheel", ROOT / "tools" / "install_wheel.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_a_python_that_does_not_answer_is_not_tried(tmp_path: Path) -> None:
+    """A shim may be there without the version behind it; another folder may have it."""
+    install, version = installer(), "{}.{}".format(*sys.version_info)
+    shims, real = tmp_path / "shims", tmp_path / "real"
+    for folder, text in ((shims, "#!/bin/sh\nexit 127\n"), (real, f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')):
+        folder.mkdir()
+        (folder / f"python{version}").write_text(text)
+        (folder / f"python{version}").chmod(0o755)
+    (real / "python3.99").write_text("no program")
+    found = install.interpreters([version, "3.99", "3.98"], [tmp_path / "none", shims, real])
+    assert found == {version: real / f"python{version}"}
+
+
+def test_every_python_of_the_ci_is_one_that_the_wheel_is_tried_with() -> None:
+    assert set(re.findall(r'"(3\.\d+)"', read(".github/workflows/ci.yml"))) <= set(installer().VERSIONS)
+    assert f'requires-python = ">={installer().VERSIONS[0]}"' in read("pyproject.toml")
+
+
+def test_the_conda_recipe_asks_for_what_the_package_asks_for() -> None:
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    conda = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+    extras = [
+        one for name in ("io", "compact", "sklearn", "onnx", "lab") for one in project["optional-dependencies"][name]
+    ]
+    wanted: dict[str, list[str]] = {}
+    for one in [*project["dependencies"], *extras]:
+        if "[" not in one:
+            name, bound = one.split(">=")
+            wanted.setdefault(conda.get(name, name), []).append(bound)
+    recipe = read("release/conda/meta.yaml")
+    given = dict(re.findall(r"^    - ([a-z0-9-]+) >=([\d.]+)$", recipe[recipe.index("  run:") :], flags=re.MULTILINE))
+    assert given.pop("python") == project["requires-python"].removeprefix(">=")
+    highest = {
+        name: max(bounds, key=lambda bound: [int(n) for n in bound.split(".")]) for name, bounds in wanted.items()
+    }
+    assert given == highest
+    pattern = re.search(r"regex_pattern='(.+)'", recipe)
+    assert pattern is not None
+    assert re.search(pattern[1], read("src/dropconnectpp/__init__.py"))[1] == dropconnectpp.__version__
+
+
+def test_the_image_is_built_of_files_that_are_there_and_not_ignored() -> None:
+    kept = {line[1:] for line in read(".dockerignore").splitlines() if line.startswith("!")}
+    copied = set()
+    for line in re.findall(r"^COPY (?!--from)(.+)$", read("release/docker/Dockerfile"), flags=re.MULTILINE):
+        copied |= set(line.split()[:-1])
+    assert copied == kept
+    assert all((ROOT / name).exists() for name in copied)
 
 
 # ------------------------------------------------------------------------------------------ the targets
