@@ -32,6 +32,7 @@ def put(store: Store, kind: Kind, values: dict[int, tuple[float, float]], data: 
     for key in store.claim([(digest, split) for split in values], me):
         likelihood, rmse = values[key.replica]
         results = {"log_likelihood": likelihood, "rmse": rmse, "coverage": 0.9, "factor": 1.2, "train": 90, "test": 10}
+        results["rate"] = 0.0 if kind in ("plain", "ensemble") else 0.001 if key.replica < 4 else 0.1
         status = "done" if math.isfinite(likelihood) else "diverged"
         store.finish(key, me, status, results=results | more, seconds=1.0, device="cpu")
 
@@ -62,7 +63,7 @@ def test_means_and_standard_errors(store: Store) -> None:
     texts = [cell.text for cell in shown.rows[0]]
     assert texts[0] == "DropConnect++"
     assert texts[1] == f"{np.mean(likelihoods):.3f} ± {stats.sem(likelihoods):.3f}".replace("-", texts[1][0])
-    assert texts[3:] == ["90%", "1.20", "0.75", "20 of 20", "8"]
+    assert texts[3:] == ["90%", "0.001: 4, 0.1: 16", "1.20", "0.75", "20 of 20", "8"]
 
 
 def test_the_order_is_that_of_sets_and_methods(store: Store) -> None:
@@ -140,6 +141,7 @@ def test_a_line_for_each_set_has_methods_and_published_values_side_by_side(store
     for kind, mean in zip(KINDS, (-1.0, -0.5, -0.8, -0.9, -0.7), strict=True):
         put(store, kind, spread(mean, width=0.01), "uci:energy")
     put(store, "plain", spread(-2.0), "uci:yacht")
+    assert [row[4].text for row in view(store, "uci").groups[1].rows][0::4] == ["–", "–"]
     means, errors = view(store, "uci_log_likelihood"), view(store, "uci_rmse")
     assert means.columns[1:6] == tuple(LABELS.values())
     assert means.columns[6:] == ("PBP, published", "MC dropout, tuned again, published", "Deep Ensembles, published")

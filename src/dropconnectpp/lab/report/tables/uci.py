@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -79,6 +79,7 @@ def _result(rows: Sequence[Row]) -> dict[str, Any]:
         "complete": len(likelihood) == wanted,
         "diverged": sorted(row.key.replica for row in rows if row.status == "diverged"),
         **{name: _measured(values(rows, name)) for name in (*MEASURES, "coverage", "factor", "keep_probability")},
+        "rates": dict(sorted(Counter(values(rows, "rate").values()).items())),
         "settings": len(tried) if isinstance(tried, list) else None,
         "train": _first(rows, "train"),
         "test": _first(rows, "test"),

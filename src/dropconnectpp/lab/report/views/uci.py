@@ -104,6 +104,7 @@ def _details(rows: Table) -> TableView:
             with_error(row["log_likelihood"], 3, strong=row["digest"] in best[row["title"]]["log_likelihood"]),
             with_error(row["rmse"], digits_of(row), strong=row["digest"] in best[row["title"]]["rmse"]),
             Cell(DASH if row["coverage"]["mean"] is None else f"{100 * row['coverage']['mean']:.0f}%"),
+            _rates(row),
             number(row["factor"]["mean"]),
             number(row["keep_probability"]["mean"]),
             Cell(f"{row['n']} of {row['splits']}", value=float(row["n"])),
@@ -119,6 +120,7 @@ def _details(rows: Table) -> TableView:
             "Log likelihood, nats",
             "RMSE",
             "In the 90% interval",
+            "Rates chosen",
             "Noise times",
             "Kept",
             "Splits",
@@ -128,12 +130,21 @@ def _details(rows: Table) -> TableView:
         notes=(
             "Log likelihood is the log of the density averaged over draws, the mean over test examples: higher is "
             "better. Bold is the best mean of a set. Settings, and what the learned noise is multiplied by, were "
-            "chosen within each training split; an ensemble takes the plain network's. Kept is the mean learned keep "
+            "chosen within each training split; an ensemble takes the plain network's. Rates "
+            "have the number of splits that chose each. Kept is the mean learned keep "
             "probability of the weights.",
             *([f"Diverged and left out: {'; '.join(diverged)}."] if diverged else ()),
         ),
+        words=(4,),
         long=True,
     )
+
+
+def _rates(row: TableRow) -> str:
+    """How often each rate was chosen; nothing where none is tried."""
+    if set(row["rates"]) <= {0.0}:
+        return DASH
+    return ", ".join(f"{rate:g}: {n}" for rate, n in row["rates"].items())
 
 
 def _best(rows: Table, title: str) -> dict[Measure, set[str]]:
