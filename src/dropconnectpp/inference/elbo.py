@@ -226,7 +226,9 @@ class ELBO(nn.Module):
                 layer.project()
         relaxed = self.model.training
         samples = draw_samples(list(layers.values()), self.num_samples, self.generator, relaxed=relaxed, arms=arms)
-        ledger = open_ledger(posteriors, samples, self.moments._buffers, self.kl_weight / self.num_data)
+        ledger = None
+        if not torch.compiler.is_compiling():  # which would be compiled anew for each weight of the KL
+            ledger = open_ledger(posteriors, samples, self.moments._buffers, self.kl_weight / self.num_data)
         # The KL of pathwise layers enters the graph before the passes: autograd then works it out
         # last, when the masked weights are gone, and the peak of memory is lower by one tensor.
         kl = pathwise_kl(posteriors, () if ledger is None else ledger.tallies)
