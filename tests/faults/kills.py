@@ -2,7 +2,6 @@
 
     python tests/faults/kills.py --kills 1000      goes on where it stopped; the counts are in build/faults/kills.json
     python tests/faults/kills.py --only run --kills 50
-    python tests/faults/kills.py --record records/reliability/kills.md
 
 The commands are forks of a process that has imported all they need. A round starts a command in a new folder, kills
 it, looks at what is left, and starts it again: sometimes it is killed again, at the end it is not. Then nothing may be
@@ -17,12 +16,11 @@ import random
 import select
 import signal
 import threading
-from datetime import UTC, datetime
 from pathlib import Path
 
 from injection import End, Fault
 from kill_cases import CASES, Case, Work
-from tally import Tally, table
+from tally import Tally
 from workshop import ROOT, Workshop, killed, workshop
 
 MOST_KILLS = 3
@@ -130,43 +128,18 @@ def kill(kills: int, tally: Tally, shop: Workshop, only: str | None = None) -> N
         rounds[name].round(tally.get(name, "rounds"))
 
 
-def record(tally: Tally) -> str:
-    """The counts as a page."""
-    columns = ("at a write", "at a moment")
-    rows: list[list[object]] = []
-    for name in CASES:
-        if name in tally.counts:
-            here = [tally.get(name, column) for column in columns]
-            rows.append(
-                [f"`{name}`", sum(here), *here, tally.get(name, "rounds"), *(tally.get(name, f) for f in FAULTS)]
-            )
-    sums = [sum(row[i] for row in rows) for i in range(1, 5 + len(FAULTS))]  # type: ignore[misc]
-    header = ["Command", "Kills", *("At a write", "At a moment"), "Compared", *(one.capitalize() for one in FAULTS)]
-    day = datetime.now(UTC).date().isoformat()
-    return (
-        f"# Commands killed with -9 ({day})\n\n{table(header, [*rows, ['all', *sums]])}\n"
-        "A command is killed at one of its writes, syncs, renames or removals, SQLite's included, or at any moment; "
-        "then it is resumed, and in two of five rounds killed again. *Compared*: with what an undisturbed command "
-        "leaves.\n"
-    )
-
-
 def main() -> None:
-    """Kill, or write the record."""
+    """Kill until so many are counted."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--kills", type=int, default=1000, help="go on until so many are counted")
     options.add_argument("--only", choices=list(CASES), help="one command")
     options.add_argument("--tally", type=Path, default=ROOT / "build" / "faults" / "kills.json")
-    options.add_argument("--record", type=Path, help="write the counts as a page, and kill nothing")
     given = options.parse_args()
-    given.tally.parent.mkdir(parents=True, exist_ok=True)
     tally = Tally(given.tally)
-    if given.record is not None:
-        given.record.write_text(record(tally))
-        return
     with workshop() as shop:
         kill(given.kills, tally, shop, given.only)
-    print(record(tally))
+    for name, counts in tally.counts.items():
+        print(f"{name:15}", *(f"{number:,} {what};" for what, number in counts.items()))
     if tally.faults:
         raise SystemExit("\n".join(tally.faults))
 

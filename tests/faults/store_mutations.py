@@ -151,21 +151,20 @@ class Stores:
 def compared(found: Content, whole: Content, *, complete: bool = True) -> str:
     """What came of an accident: nothing, records that are named or unverified, or another content that nobody told."""
     rows, unverified = {row.key: row for row in whole.finished}, False
+    older = not any(row.verified for row in whole.finished)  # whatever is shown of them, also under another key
     for row in found.finished:
         before = rows.get(row.key)
         if before is not None and row == before:
             continue
-        without = before is not None and not before.verified
-        if row.verified or not (without or (before is not None and replace(row, verified=True) == before)):
+        if row.verified or not (older or (before is not None and replace(row, verified=True) == before)):
             return SILENT
         unverified = True
-    older = not any(row.verified for row in whole.finished)
     for now, then in ((found.notes, whole.notes), (found.protocols, whole.protocols)):
         if any(then.get(name) != value for name, value in now.items()):  # type: ignore[call-overload]
             if not older:
                 return SILENT
             unverified = True
-    gone = len(rows.keys() - {row.key for row in found.finished}) + len(whole.notes) - len(found.notes)
+    gone = len(rows) - len(found.finished) + len(whole.notes) - len(found.notes)
     gone += len(whole.protocols) - len(found.protocols)
     if found.damaged:
         return "named"

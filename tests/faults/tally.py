@@ -41,10 +41,3 @@ class Tally:
         new = self.path.with_suffix(".new")
         new.write_text(json.dumps({"day": self.day, "counts": self.counts, "faults": self.faults}, indent=1))
         os.replace(new, self.path)
-
-
-def table(header: list[str], rows: list[list[object]]) -> str:
-    """A table as Markdown: words to the left, numbers to the right."""
-    align = [":--" if all(isinstance(row[i], str) for row in rows) else "--:" for i in range(len(header))]
-    cells = [[f"{one:,}" if isinstance(one, int) else str(one) for one in row] for row in rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (header, align, *cells))

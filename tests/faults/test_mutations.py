@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from mutations import FAULT, KINDS, again, attack_of, batch, run
-from tally import Tally, table
+from tally import Tally
 
 COUNTS = {"checkpoints": 56, "models": 210, "experiments": 200, "stores": 120}
 
@@ -55,7 +55,3 @@ def test_what_ends_the_process_and_what_is_silent_is_counted(tmp_path: Path, mon
 
 def test_the_kinds_can_be_imported() -> None:
     assert all(attack_of(kind).title for kind in KINDS if kind in COUNTS)
-
-
-def test_tables_align_numbers() -> None:
-    assert table(["Kind", "n"], [["x", 1000]]) == "| Kind | n |\n| :-- | --: |\n| x | 1,000 |\n"
