@@ -88,13 +88,7 @@ def with_sum(rows: list[list[object]]) -> list[list[object]]:
 
 
 def table(header: list[str], rows: list[list[object]]) -> str:
-    """A table as Markdown: words to the left, numbers to the right.
-
-    >>> print(table(["Kind", "n"], [["x", 1000]]), end="")
-    | Kind | n |
-    | :-- | --: |
-    | x | 1,000 |
-    """
+    """A table as Markdown: words to the left, numbers to the right."""
     align = [":--" if all(isinstance(row[i], str) for row in rows) else "--:" for i in range(len(header))]
     cells = [[f"{one:,}" if isinstance(one, int) else str(one) for one in row] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in (header, align, *cells))
