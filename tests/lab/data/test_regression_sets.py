@@ -10,7 +10,7 @@ import pytest
 from uci_cases import ROWS, SPLITS, table, write_set
 
 from dropconnectpp.lab.config.settings import ProtocolError
-from dropconnectpp.lab.data import regression
+from dropconnectpp.lab.data import placing, regression
 from dropconnectpp.lab.data.dataset import DataError
 
 
@@ -94,6 +94,29 @@ def test_what_is_damaged_is_named_and_nothing_is_stored(change, message: str, so
     with pytest.raises(DataError, match=message):
         regression.fetch("yacht", source, directory=tmp_path)
     assert not regression.is_ready("yacht", tmp_path)
+
+
+@pytest.mark.parametrize("part", [placing.NEW, placing.OLD])
+def test_a_set_that_was_being_replaced_when_its_process_was_killed_is_put_back(
+    part: str, source: Path, tmp_path: Path
+) -> None:
+    content = regression.fetch("yacht", source, directory=tmp_path).content
+    place = regression.where("yacht", tmp_path)
+    (left := tmp_path / f".{place.name}.killed.work").mkdir()
+    place.rename(left / part)
+    assert regression.is_ready("yacht", tmp_path)
+    assert regression.load("yacht", directory=tmp_path).content == content
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("header", [b"{" * 118, b"(" * 118, b"\xff" * 118])
+def test_a_damaged_header_is_an_error_of_ours(header: bytes, source: Path, tmp_path: Path) -> None:
+    regression.fetch("yacht", source, directory=tmp_path)
+    path = regression.where("yacht", tmp_path) / "x.npy"
+    content = path.read_bytes()
+    path.write_bytes(content[:10] + header + content[128:])
+    with pytest.raises(DataError, match="Fetch it again: dcpp data fetch uci:yacht --force"):
+        regression.load("yacht", directory=tmp_path)
 
 
 def test_splits_of_another_size_are_refused(source: Path, tmp_path: Path) -> None:
