@@ -1,7 +1,7 @@
 """A plain model's layers become ours, and back."""
 
 from dropconnectpp.conversion.converting import convert
-from dropconnectpp.conversion.coverage import coverage
+from dropconnectpp.conversion.covered import coverage
 from dropconnectpp.conversion.dense import as_module, plain_state_dict, to_dense
 from dropconnectpp.conversion.making import CONVERTED, host_replacement_of, replacement_of
 from dropconnectpp.conversion.swapping import swap
