@@ -29,7 +29,7 @@ TAUGHT = {
     "docs/how-to/convert.md": 5,
     "docs/how-to/choose-an-estimator.md": 2,
     "docs/how-to/train-a-sparse-model.md": 4,
-    "docs/how-to/prune-and-export.md": 5,
+    "docs/how-to/prune-and-export.md": 9,
     "docs/how-to/uncertainty.md": 5,
     "docs/how-to/regression.md": 4,
     "docs/how-to/training-loops.md": 3,
@@ -41,6 +41,7 @@ TAUGHT = {
 PANE = 96
 """Columns of code that the site shows at a width of 1280 pixels."""
 NARROW = {
+    "README.md",
     "docs/index.md",
     "docs/tutorial.md",
     "docs/guide.md",

@@ -25,8 +25,11 @@ BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n", re.MULTILINE | re.DOTALL)
 OUTPUT = re.compile(r"\n```text\n(?P<text>.*?)```\n", re.DOTALL)
 IMAGE = re.compile(r"\n!\[[^\]]*\]\((?P<path>[^)]+\.svg)\)\n")
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
-TOLERANCE = {"README.md": (0.02, 0.005)}
-"""By page, how far a number may be from the one shown: as a share of it, and at least. Others have `USUAL`."""
+TOLERANCE = {"README.md": (0.02, 0.005), "docs/how-to/prune-and-export.md": (0.5, 0.05)}
+"""By page, how far a number may be from the one shown: as a share of it, and at least. Others have `USUAL`.
+
+How many units a training leaves is a small whole number, which moves by more than an accuracy.
+"""
 USUAL = (0.25, 0.05)
 
 
