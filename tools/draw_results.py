@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 
 from dropconnectpp.lab.report.render.drawing import LIGHT, METADATA, STYLE
 from dropconnectpp.lab.report.statistics import summarise, welch
+from dropconnectpp.lab.report.tables.uci import uci_tables
 from dropconnectpp.lab.runs.store import Row
 
 ROOT = Path(__file__).parents[1]
@@ -205,8 +206,43 @@ def paper_posterior(figure: Figure) -> None:
     figure.subplots_adjust(left=0.09, right=0.98, bottom=0.14, top=0.92, wspace=0.15)
 
 
+METHODS = {
+    "plain": ("a plain network", GREY, "D"),
+    "mc-dropout": ("MC dropout", OCHRE, "s"),
+    "dropconnect": ("DropConnect", BLUE, "^"),
+    "ensemble": ("an ensemble of 5", RED, "v"),
+}
+LINEAR = 0.1
+"""Nats up to which the scale of differences is linear; they go from a hundredth to a whole one."""
+
+
+def uci(figure: Figure) -> None:
+    """The log likelihood of DropConnect++ beside that of each other method, set by set."""
+    tests = uci_tables(record.read(ROOT / "records" / "uci" / "results.jsonl.xz").rows)["uci_tests"]
+    sets = list(dict.fromkeys(row["title"] for row in tests))
+    figure.set_size_inches(7.2, 4.2)
+    axes = figure.subplots()
+    for shift, (kind, (label, colour, marker)) in zip((-0.27, -0.09, 0.09, 0.27), METHODS.items(), strict=True):
+        found = [(sets.index(row["title"]), row["log_likelihood"]) for row in tests if row["other_kind"] == kind]
+        differences = [test["difference"] for _, test in found]
+        reach = [test["interval"][1] - test["difference"] for _, test in found]
+        places = [place + shift for place, _ in found]
+        style: Any = {"color": colour, "marker": marker, "markersize": 4, "linestyle": "none", "capsize": 2}
+        axes.errorbar(differences, places, xerr=reach, label=label, **style)
+    axes.axvline(0.0, color="#000000", linewidth=0.8)
+    axes.set_xscale("symlog", linthresh=LINEAR)
+    ticks = (-1.0, -0.3, -0.1, -0.05, 0.0, 0.05, 0.1, 0.3, 1.0)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_yticks(range(len(sets)), sets)
+    axes.invert_yaxis()
+    axes.set_xlabel("nats of log likelihood that DropConnect++ is ahead of it; 95% intervals")
+    figure.legend(*axes.get_legend_handles_labels(), loc="lower center", frameon=False, ncols=4)
+    figure.subplots_adjust(left=0.11, right=0.98, bottom=0.2, top=0.98)
+
+
 DRAWINGS: Mapping[str, Callable[[Figure], None]] = {
-    draw.__name__: draw for draw in (few_connections, against_dropconnect, paper_posterior)
+    draw.__name__: draw for draw in (few_connections, against_dropconnect, paper_posterior, uci)
 }
 
 
