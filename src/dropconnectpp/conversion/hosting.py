@@ -100,6 +100,11 @@ def host_class(plain_type: Any, names: tuple[str, ...]) -> type[Any]:
 
 def _gated(name: str) -> property:
     def read(self: nn.Module) -> Tensor:
+        own = self._parameters[name]
+        if own is not None and hasattr(
+            own, "full_tensor"
+        ):  # FSDP looks at what it has sharded, and no pass is under way
+            return own
         gates: Any = self._modules[CONNECTIONS]
         value: Tensor = gates._modules[name].value()
         return value

@@ -22,6 +22,7 @@ from dropconnectpp.inference.divergence import pathwise_kl, posteriors_of
 from dropconnectpp.inference.ledger import Ledger, open_ledger
 from dropconnectpp.inference.score_gradient import RewardedPasses, initial_moments, moment_names, prefix_of, score_layer
 from dropconnectpp.inference.score_groups import score_together
+from dropconnectpp.inference.sharding import gather
 from dropconnectpp.inference.watching import Watch
 from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
@@ -224,6 +225,7 @@ class ELBO(nn.Module):
             arms = max(arms, layer.estimator.arms)
             if self.training:
                 layer.project()
+        gather(self.model)
         relaxed = self.model.training
         samples = draw_samples(list(layers.values()), self.num_samples, self.generator, relaxed=relaxed, arms=arms)
         ledger = None
