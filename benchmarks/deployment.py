@@ -351,7 +351,7 @@ def main() -> None:
     made.add_argument("--networks", type=Path, default=RECORDED, help="folder of trained networks")
     made.add_argument("--only", nargs="+", choices=list(BUILD), default=list(BUILD))
     made.add_argument("--train", type=Path, help="first train the networks that are missing in this folder")
-    made.add_argument("--epochs", nargs=3, type=int, default=(30, 4, 2), help="of the three trained networks")
+    made.add_argument("--epochs", nargs=3, type=int, default=(30, 10, 2), help="of the three trained networks")
     made.add_argument("--prepare", type=Path, help="write all versions into this folder, and measure nothing")
     made.add_argument("--models", type=Path, help="measure what --prepare wrote")
     made.add_argument("--batches", nargs="+", type=int, default=(1, 128))

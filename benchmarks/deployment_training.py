@@ -87,18 +87,21 @@ def plain(name: str, data: Images, epochs: int) -> nn.Module:
     return model
 
 
-def planned(name: str, data: Images, keep: float, epochs: int, include: list[str] | None = None) -> Trained:
-    """Trained with the preset "sparse" and a `SparsityPlan`, then folded."""
+def planned(
+    name: str, data: Images, keep: float, epochs: int, include: list[str] | None = None, *, by_input: bool = False
+) -> Trained:
+    """Trained with the preset "sparse" and a `SparsityPlan`, then folded; with a gate for each connection or input."""
     torch.manual_seed(0)
-    model = dcpp.convert(BUILD[name](), include=include, preset="sparse")
+    granularity = "input" if by_input else "synapse"
+    model = dcpp.convert(BUILD[name](), include=include, preset="sparse", granularity=granularity)
     elbo = dcpp.ELBO(model, dcpp.categorical, num_data=len(data.x))
     steps = epochs * (len(data.x) // BATCH)
     plan = dcpp.SparsityPlan(elbo, steps, keep=keep)
     fit(model, lambda x, y: elbo(x, target=y).loss, data, epochs, plan.step)
     dense = dcpp.to_dense(model.eval())
-    where = "all layers" if include is None else f"layer {', '.join(include)}"
+    where = "a gate for each input" if by_input else "all layers" if include is None else f"layer {', '.join(include)}"
     made = f'preset "sparse" with SparsityPlan(keep={keep:g}) on {where}, {epochs} epochs'
-    return Trained(name, dense, made, error=data.error(dense))
+    return Trained(name + (GROUPS if by_input else ""), dense, made, error=data.error(dense))
 
 
 @dataclass(frozen=True)
@@ -196,7 +199,7 @@ def _train(folder: Path, name: str, task: Task, epochs: int) -> None:
         return
     assert ours.error is not None
     if read(folder, name + GROUPS) is None:
-        replace(planned(name, data, 0.05, epochs), dense_error=dense_error).write(folder)
+        replace(planned(name, data, 0.35, 2 * epochs // 3, by_input=True), dense_error=dense_error).write(folder)
     if read(folder, name + TORCH_PRUNING) is None:
         rival = Structured(max(1, epochs // 6)).train(name, data, dense, ours.error)
         replace(rival, dense_error=dense_error).write(folder)
