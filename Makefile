@@ -9,13 +9,14 @@ LAB := $(VENV)/.ready-lab
 DEV := $(VENV)/.ready-dev
 DOCS := $(VENV)/.ready-docs
 RELEASE := $(VENV)/.ready-release
+ECOSYSTEM := $(VENV)/.ready-ecosystem
 JOBS ?= 4
 WORKERS ?= 2
 GPU_TESTS := tests/ops tests/inference tests/pytorch tests/lab/kernels tests/lab/replicas tests/lab/tuning tests/lab/test_philox.py \
 	tests/test_compat.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-gpu test-browser test-faults lint format docs wheel bench records clean
+.PHONY: help demo test test-ecosystem test-gpu test-browser test-faults lint format docs wheel bench records clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1;\2/p' Makefile | while IFS=';' read -r target text; do \
@@ -42,11 +43,21 @@ $(RELEASE): $(DEV)
 	$(PIP) -e ".[release]"
 	@touch $@
 
+$(ECOSYSTEM): $(DEV)
+	$(PIP) -e ".[ecosystem]"
+	@touch $@
+
 demo: $(LAB) ## what the library is for, on images that come with it: five sentences and a page (minutes)
 	$(BIN)/dcpp demo --out dcpp-demo
 
 test: $(DEV) ## run the tests and doctests with coverage; WORKERS=8 for eight processes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term --cov-fail-under=95
+
+# The outcomes go into the records, and from there into docs/ecosystem.md.
+test-ecosystem: $(ECOSYSTEM) ## train, save and export with transformers, peft, lightning, accelerate, ...; write the table of the docs
+	DROPCONNECTPP_OUTCOMES=records/ecosystem/outcomes.csv $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/ecosystem tests/integrations
+	$(BIN)/python tools/lay_out_outcomes.py records/ecosystem/outcomes.csv records/ecosystem
+	$(BIN)/python tools/fill_docs.py
 
 # Uses the Python that is active: a GPU machine brings its own torch.
 test-gpu: ## run the tests that need a CUDA device, in the active Python; JOBS=12 for twelve processes

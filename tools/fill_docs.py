@@ -6,7 +6,8 @@
 The template of PAGE.md is PAGE.md.in beside it; edit that one. A line `{{ table: NAME }}` stands for a recorded table,
 `{{ folded: NAME }}` for one that opens on a click, under its own title, and `{{ value: NAME ; CELL ; CELL ; COLUMN ;
 DIGITS }}` for a number, without its sign: from that column of the one row with these cells. NAME is that of a table in
-any folder of records/, without `.md`.
+any folder of records/, without `.md`. `{{ file: PATH }}` stands for a script of the repository, as a block of `py`: the
+tests run the script itself.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TABLE = re.compile(r"^\{\{ table: ([\w-]+) \}\}$", re.MULTILINE)
 FOLDED = re.compile(r"^\{\{ folded: ([\w-]+) \}\}$", re.MULTILINE)
+FILE = re.compile(r"^\{\{ file: ([\w/-]+\.py) \}\}$", re.MULTILINE)
 VALUE = re.compile(r"\{\{ value: ([\w-]+) ; ([^{}]*?) ; ([^;{}]*?) ; (\d) \}\}")
 
 
@@ -59,11 +61,14 @@ def folded(name: str) -> str:
 def filled(template: str) -> str:
     """The page, with every table and number as the records have them."""
     page = TABLE.sub(lambda m: recorded(m[1]), template)
+    page = FILE.sub(lambda m: f"```py\n{(ROOT / m[1]).read_text().rstrip()}\n```", page)
     page = FOLDED.sub(lambda m: folded(m[1]), page)
     page = VALUE.sub(lambda m: value(recorded(m[1]), m[2].split(" ; "), m[3], int(m[4])), page)
     unknown = re.search(r"\{\{.*", page)
     if unknown is not None:
-        raise ValueError(f"{unknown[0][:80]!r} is neither a table on a line of its own nor a value of a table.")
+        raise ValueError(
+            f"{unknown[0][:80]!r} is neither a table or a file on a line of its own nor a value of a table."
+        )
     return page
 
 

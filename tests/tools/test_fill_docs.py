@@ -47,6 +47,14 @@ def test_a_long_table_is_folded_under_its_title(pages: Path) -> None:
     assert (pages / "docs" / "page.md").read_text() == f"x\n\n{opened}\n\nend\n"
 
 
+def test_a_script_is_shown_as_it_is(pages: Path) -> None:
+    (pages / "examples").mkdir()
+    (pages / "examples" / "one.py").write_text("print(1)\n")
+    (pages / "docs" / "page.md.in").write_text("x\n\n{{ file: examples/one.py }}\n\nend\n")
+    call("tools/fill_docs.py")
+    assert (pages / "docs" / "page.md").read_text() == "x\n\n```py\nprint(1)\n```\n\nend\n"
+
+
 def test_the_best_of_a_table_is_a_number_too(pages: Path) -> None:
     (pages / "records" / "one" / "some.md").write_text(TABLE.replace("-0.126 ± 0.02", "**77.72**"))
     call("tools/fill_docs.py")
@@ -62,7 +70,7 @@ def test_a_page_that_is_not_there_yet_is_written(pages: Path) -> None:
 @pytest.mark.parametrize("mark", ["{{ tables: some }}", "see {{ table: some }}", "{{ value: some ; A ; Mean }}"])
 def test_a_mark_that_is_not_understood_is_named(pages: Path, mark: str) -> None:
     (pages / "docs" / "page.md.in").write_text(f"x\n{mark} z\n")
-    with pytest.raises(ValueError, match="is neither a table on a line of its own nor a value"):
+    with pytest.raises(ValueError, match="is neither a table or a file on a line of its own nor a value"):
         call("tools/fill_docs.py")
     assert (pages / "docs" / "page.md").read_text() == "old\n"
 
