@@ -313,18 +313,27 @@ def measure_layers(runner: Runner, size: Size, compiled: bool, kinds: list[str] 
     rows = [
         Row(title, found[title], runner.device_time(step), extra[title] - plain) for title, (step, _) in steps.items()
     ]
-    return [*rows, drawing(runner, size)] if size.options else rows
+    return [*rows, *drawing(runner, size)] if size.options else rows
 
 
-def drawing(runner: Runner, size: Size) -> Row:
-    """What it takes to draw the numbers behind one mask for each example, and nothing else."""
-    seed = torch.tensor(1, device=runner.device)
-    shape = torch.Size((size.rows, size.outputs, size.inputs))
+def drawing(runner: Runner, size: Size) -> list[Row]:
+    """What it takes to draw the numbers behind one mask for each example: into memory, and a block at a time."""
+    seed, one = torch.tensor(1, device=runner.device), torch.Size((1, size.outputs, size.inputs))
+    whole = torch.Size((size.rows, *one[1:]))
 
-    def draw() -> None:
-        noise.examples(shape, seed, 0, torch.float32, runner.device, size.rows)
+    def by_torch() -> None:
+        torch.rand(whole, device=runner.device)
 
-    return Row("drawing the numbers alone", runner.time_together({"draw": draw})["draw"], runner.device_time(draw))
+    def in_blocks() -> None:
+        blocks = noise.Blocks(seed, 0, torch.float32, runner.device)
+        for _ in range(size.rows):
+            blocks.next(one)
+
+    steps = {"torch.rand of as many numbers": by_torch}
+    if runner.device.type == "cpu":
+        steps["our generator, in blocks that a cache holds"] = in_blocks
+    found = runner.time_together(steps)
+    return [Row(name, value, runner.device_time(steps[name])) for name, value in found.items()]
 
 
 def measure_gpt2(runner: Runner, compiled: bool) -> list[Row]:

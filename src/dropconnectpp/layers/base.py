@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dropconnectpp import functional
 from dropconnectpp.errors import ArgumentError, check_choice
 from dropconnectpp.layers.affine import Operation
+from dropconnectpp.layers.example_passes import run_each
 from dropconnectpp.layers.passes import (
     MEAN,
     AverageGates,
@@ -29,7 +30,7 @@ from dropconnectpp.layers.passes import (
     assigned,
     replayed,
 )
-from dropconnectpp.layers.per_example import ExampleGates, run_each
+from dropconnectpp.layers.per_example import ExampleGates
 from dropconnectpp.layers.seeds import fresh_draws
 from dropconnectpp.ops import gated_weight
 from dropconnectpp.ops.drawn import Draw, Gating, Synapses, draw_gated, gated_plainly, transformed

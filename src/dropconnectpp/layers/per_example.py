@@ -1,4 +1,4 @@
-"""One mask per example, in blocks of bounded memory: masks are drawn again when needed, never kept.
+"""One mask per example, in blocks of bounded memory: the gates, drawn again whenever they are asked for.
 
 Shapes: B examples, b examples of one block, K weightings, S the shape of a parameter.
 """
@@ -6,15 +6,12 @@ Shapes: B examples, b examples of one block, K weightings, S the shape of a para
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from dropconnectpp.errors import ShapeError
 from dropconnectpp.functional import draw_antithetic_mask, draw_mask, relax_mask
-from dropconnectpp.layers.affine import LinearOperation, Operation
 from dropconnectpp.layers.granularity import Tiling
 from dropconnectpp.ops import gpu_examples
 from dropconnectpp.ops.drawn import Draw, transformed
@@ -71,6 +68,8 @@ class ExampleGates:
     pathwise: bool
     members: Members | None = None
     """What each gate switches; None: one synapse."""
+    keep: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    """pi~ of each parameter, once a block has asked for it."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -145,12 +144,19 @@ class ExampleGates:
             stream.skip(shape)
             return known
         noise = stream.next(shape)
-        gate = self.gate(name, noise)
+        plain = self.temperature is None and not self.mirrored
+        gate = noise < self._pi(name) if plain else self.gate(name, noise)
         if kept is not None:
             gate = gate * kept
         if keep and gate.dtype == torch.bool:
             self.draw.masks[key] = gate
         return gate
+
+    def _pi(self, name: str) -> Tensor:
+        """pi~, worked out once for all blocks."""
+        if name not in self.keep:
+            self.keep[name] = torch.sigmoid(self.logits[name].detach())
+        return self.keep[name]
 
     def gate(self, name: str, noise: Tensor) -> Tensor:
         """The gates that noise makes, pruning aside."""
@@ -197,137 +203,3 @@ class ExampleGates:
             gradient = torch.sigmoid(logit) * torch.sigmoid(-logit)
             return gradient if kept is None else gradient * kept
         return None
-
-
-class _PerExample(torch.autograd.Function):
-    """Run a layer block by block with fresh masks; backward redraws them and goes block by block."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        layer: Operation,
-        gates: ExampleGates,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        weight_logit: Tensor | None,
-        bias_logit: Tensor | None,
-    ) -> Tensor:
-        ctx.layer, ctx.gates = layer, gates
-        ctx.autocast = _autocast_state(input.device.type)
-        # The logits too, so that a change of them is noticed: backward redraws the masks by them.
-        ctx.save_for_backward(input, weight, bias, *(logit.detach() for logit in gates.logits.values()))
-        outputs = [
-            layer.operate_each(input[part], *_gated(gates.spread(masks), weight, bias))
-            for part, masks in gates.blocks(input.shape[0])
-        ]
-        return torch.cat(outputs)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        input, weight, bias, *_ = ctx.saved_tensors
-        parameters = {"weight": weight, **({} if bias is None else {"bias": bias})}
-        gates: ExampleGates = ctx.gates
-        grad_input = torch.empty_like(input) if ctx.needs_input_grad[2] else None
-        grads = {name: torch.zeros_like(p) for name, p in parameters.items()}
-        logit_grads: dict[str, Tensor] = {}
-        for part, drawn in gates.blocks(input.shape[0]):
-            masks = gates.spread(drawn)
-            with torch.enable_grad(), torch.autocast(input.device.type, **ctx.autocast):
-                x = input[part].detach().requires_grad_(grad_input is not None)
-                gated = [g.detach().requires_grad_() for g in _gated(masks, weight, bias) if g is not None]
-                output = ctx.layer.operate_each(x, gated[0], gated[1] if len(gated) > 1 else None)
-            wanted = ([x] if grad_input is not None else []) + gated
-            found = list(torch.autograd.grad(output, wanted, gradient[part]))
-            if grad_input is not None:
-                grad_input[part] = found.pop(0)
-            by_name = dict(zip(parameters, found, strict=True))
-            for name, grad in by_name.items():
-                grads[name] += (grad * masks[name]).sum(0)
-            if not gates.pathwise:
-                continue
-            by_gate = gates.gather({name: grad * parameters[name] for name, grad in by_name.items()})
-            for name, grad in by_gate.items():
-                grad_gate = gates.grad_gate(name, drawn[name])
-                if grad_gate is not None:
-                    part_grad = (grad * grad_gate).sum(0)
-                    logit_grads[name] = logit_grads[name] + part_grad if name in logit_grads else part_grad
-        return (
-            None,
-            None,
-            grad_input,
-            grads["weight"],
-            grads.get("bias"),
-            logit_grads.get("weight"),
-            logit_grads.get("bias"),
-        )
-
-
-def _gated(masks: dict[str, Tensor], weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    return weight * masks["weight"], None if bias is None else bias * masks["bias"]
-
-
-def _autocast_state(device_type: str) -> dict[str, Any]:
-    return {
-        "enabled": torch.is_autocast_enabled(device_type),
-        "dtype": torch.get_autocast_dtype(device_type),
-    }
-
-
-def run_each(layer: Operation, gates: ExampleGates, input: Tensor) -> Tensor:
-    """A layer's output before its activation, each example through its own mask."""
-    if gates.draw is not None:
-        gates.draw.examples.update(dict.fromkeys(gates.streams.values(), input.shape[0]))
-    if transformed():  # plain operations alone: one block of everything
-        return _run_plainly(layer, gates, input)
-    if gates.given is not None:
-        masks = gates.given["weight"]
-        assert masks is not None
-        if masks.shape[0] != input.shape[0]:
-            raise ShapeError(f"forced_masks gave {masks.shape[0]} masks for a batch of {input.shape[0]} examples.")
-    if isinstance(layer, LinearOperation) and input.ndim == 2:
-        drawn = gates.in_registers("weight")
-        if drawn is not None and gpu_examples.supported(drawn, layer.weight, input.contiguous()):
-            return _run_in_registers(layer, gates, drawn, input)
-    logits = gates.logits if gates.pathwise else {}
-    output: Tensor = _PerExample.apply(  # type: ignore[no-untyped-call]
-        layer, gates, input, layer.weight, layer.bias, logits.get("weight"), logits.get("bias")
-    )
-    return output
-
-
-def _run_in_registers(layer: Operation, gates: ExampleGates, masks: gpu_examples.Masks, input: Tensor) -> Tensor:
-    """The weight's masks by kernels that never write them; a bias has no more gates than the layer has outputs."""
-    autocast = _autocast_state(input.device.type)
-    dtype = autocast["dtype"] if autocast["enabled"] else torch.result_type(input, layer.weight)
-    output = gpu_examples.masked_product(input, layer.weight, gates.logits["weight"], masks, gates.through, dtype)
-    if layer.bias is None:
-        return output
-    ((_, drawn),) = replace(gates, logits={"bias": gates.logits["bias"]}).blocks_of(input.shape[0], input.shape[0])
-    gate = drawn["bias"].to(layer.bias.dtype)
-    if gates.through:
-        pi = torch.sigmoid(gates.logits["bias"])
-        learned = pi - pi.detach()
-        kept = gates.kept["bias"]
-        gate = gate + (learned if kept is None else learned * kept)
-    return output + (layer.bias * gate).to(dtype)
-
-
-def _run_plainly(layer: Operation, gates: ExampleGates, input: Tensor) -> Tensor:
-    drawn: dict[str, Tensor] = {}
-    for name in gates.names:
-        logit, kept = gates.logits[name], gates.kept[name]
-        if gates.given is not None:
-            mask = gates.given[name]
-            assert mask is not None
-        else:
-            noise = gates.noise(name, input.shape[0])
-            mask = gates.gate(name, noise)
-        if gates.temperature is not None:
-            gate = relax_mask(logit, noise, gates.temperature)
-        else:
-            pi = torch.sigmoid(logit)
-            gate = mask + (pi - pi.detach() if gates.through else 0.0)
-        drawn[name] = gate if kept is None else gate * kept
-    return layer.operate_each(input, *_gated(gates.spread(drawn), layer.weight, layer.bias))
