@@ -10,7 +10,7 @@ import torch
 
 import dropconnectpp
 
-INTEGRATIONS = {"lightning": ("lightning",), "transformers": ("transformers", "pretrained")}
+INTEGRATIONS = {"lightning": ("lightning",), "peft": ("peft",), "transformers": ("transformers", "pretrained")}
 collect_ignore = [  # doctests import every module
     f"src/dropconnectpp/integrations/{module}.py"
     for package, modules in INTEGRATIONS.items()
