@@ -94,8 +94,9 @@ def test_a_time_limit_of_any_length_is_none(dcpp):
         (f"[protocol.training]\nstep_size = {'9' * 400}.5", "step_size must be finite, got inf"),
         ("repeats = " + "[" * 5000, "its lists and tables are too deep"),
         (f"repeats = {DIGITS}", "cannot be read"),
+        ('[protocol."a\\u001b[31m\\n"]', r"protocol.a\x1b[31m\n is no setting"),
     ],
-    ids=["400 digits", "deep", "5000 digits"],
+    ids=["400 digits", "deep", "5000 digits", "an escape"],
 )
 def test_absurd_files_are_told(dcpp, content, text):
     Path("absurd.toml").write_text(content)

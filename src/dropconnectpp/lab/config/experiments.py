@@ -24,6 +24,7 @@ from dropconnectpp.lab.config.sparsity import (
     told,
 )
 from dropconnectpp.lab.config.sparsity import NAMES as SPARSE_METHODS
+from dropconnectpp.lab.machine.terminal_text import printable
 
 ExperimentName = Literal["table1", "table2", "table3", "figure1"]
 NAMES: tuple[str, ...] = get_args(ExperimentName)
@@ -172,8 +173,8 @@ def from_file(path: Path) -> Experiment:
 
 
 def _brief(error: Exception) -> str:
-    """An error's text, without the middle of a value that fills pages."""
-    text = str(error)
+    """An error's text on one line, of which a terminal obeys nothing, without the middle of a value that fills pages."""
+    text = printable(str(error)).replace("\n", "\\n")
     return text if len(text) <= 2 * BRIEF else f"{text[:BRIEF]} [...] {text[-BRIEF:]}"
 
 
