@@ -173,7 +173,7 @@ def from_file(path: Path) -> Experiment:
 
 
 def _brief(error: Exception) -> str:
-    """An error's text on one line, of which a terminal obeys nothing, without the middle of a value that fills pages."""
+    """An error's text on one line that is safe to show, without the middle of a value that fills pages."""
     text = printable(str(error)).replace("\n", "\\n")
     return text if len(text) <= 2 * BRIEF else f"{text[:BRIEF]} [...] {text[-BRIEF:]}"
 
