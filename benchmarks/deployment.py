@@ -36,7 +36,7 @@ from dropconnectpp.compaction.structure import describe, rebuild
 from dropconnectpp.compaction.tracing import count_positions
 from dropconnectpp.errors import ArgumentError
 
-RECORDED = Path(__file__).parents[1] / "records" / "deployment" / "networks"
+RECORDED = Path(__file__).parents[1] / "records" / "deployment"
 DENSE, PRUNED, COMPACT, BY_GROUPS, RIVAL = "dense", "pruned", "compact", "gates by input, compact", "Torch-Pruning"
 
 
