@@ -112,7 +112,7 @@ def test_the_library_imports_no_framework(run_python: Callable[..., str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("module", "part"), [("sklearn", "base"), ("lightning", "pytorch"), ("transformers", "trainer")]
+    ("module", "part"), [("sklearn", "base"), ("lightning", "pytorch"), ("transformers", "trainer"), ("peft", "tuners")]
 )
 def test_a_missing_framework_is_an_error_that_names_its_extra(
     module: str, part: str, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
@@ -44,6 +44,21 @@ class Host:
 
     plain_type: type[nn.Module]
     gated_names: tuple[str, ...]
+    adapted = False
+    """Whether the host stood in an adapter of PEFT already when it was made."""
+
+    @property
+    def base_layer(self) -> NoReturn:
+        """Nothing: PEFT asks for this of each module that it is about to adapt.
+
+        Its adapters write into `weight.data` when they merge, and here that is a value for one pass.
+        """
+        if self.adapted:
+            raise AttributeError("base_layer")
+        raise ConversionError(
+            f"PEFT cannot adapt a {self.plain_type.__name__} whose parameters have gates: a merge would be lost. "
+            "Add the adapters first, and convert the model with them."
+        )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = {key: value for key, value in vars(self).items() if key != "_flat_weight_refs"}

@@ -23,6 +23,9 @@ def settle(owner: nn.Module) -> None:
     """Set an owner right for the layers that it has now."""
     _set_fast_path(owner)
     _set_guards(owner)
+    base = owner._modules.get("base_layer")
+    if base is not None and hasattr(type(base), "gated_names"):
+        base.adapted = True  # type: ignore[assignment]
 
 
 UNREADABLE: tuple[type[nn.Module], ...] = (MaskedLayer, SparseLinear)
@@ -80,6 +83,7 @@ def _save_pretrained(owner: nn.Module, folder: Any, *arguments: Any, **options: 
     raise ConversionError(
         f"save_pretrained of a converted {type(owner).__name__} would write its weights without their gates, and "
         "from_pretrained would load them into plain layers. Use dropconnectpp.save(model, file) and load, or "
+        "save_pretrained and from_pretrained of dropconnectpp.integrations.transformers, or "
         "to_dense(model).save_pretrained(folder) for the model with its gates folded in."
     )
 
@@ -154,7 +158,7 @@ def _masked_inside(owner: nn.Module) -> bool:
 
 def _is_masked_adapter(owner: nn.Module) -> bool:
     """Whether an owner is PEFT's layer around another, and either is masked."""
-    return hasattr(owner, "base_layer") and _masked_inside(owner)
+    return "base_layer" in owner._modules and _masked_inside(owner)
 
 
 def _has_masked_adapter(owner: nn.Module) -> bool:
