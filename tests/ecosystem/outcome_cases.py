@@ -92,6 +92,10 @@ def sequences() -> Inputs:
     return {"x": torch.randn(BATCH, LENGTH, WIDTH)}
 
 
+def hidden() -> Inputs:
+    return {"input": torch.randn(BATCH, LENGTH, WIDTH)}
+
+
 def transformer() -> nn.Module:
     layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.0, batch_first=True)
     return nn.Sequential(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(WIDTH, 3))
@@ -237,7 +241,7 @@ OPT = {
 CASES = [
     Case("nn.Linear", mlp, lambda: {"input": torch.randn(BATCH, WIDTH)}, None),
     Case("nn.Conv2d, BatchNorm", convolutions, images, None),
-    Case("nn.TransformerEncoder", transformer, lambda: {"input": sequences()["x"]}, None),
+    Case("nn.TransformerEncoder", transformer, hidden, None),
     Case("nn.LSTM", lambda: Recurrent(nn.LSTM), sequences, None),
     Case("nn.GRU", lambda: Recurrent(nn.GRU), sequences, None),
     Case("tied autoencoder", TiedAutoencoder, lambda: {"x": torch.randn(BATCH, WIDTH)}, None),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import outcomes
 import pytest
-from outcome_cases import CASES, Case, both, words
+from outcome_cases import CASES, Case, both, hidden, sequences, words
 from torch import nn
 
 import dropconnectpp as dcpp
@@ -64,6 +64,6 @@ def test_a_model_is_exported(case: Case, record: Record) -> None:
 @each_case
 def test_a_model_becomes_onnx(case: Case, record: Record, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    sequences = case.batch in (words, both)
-    outcome = outcomes.refused(lambda: outcomes.to_onnx(converted(case), case.inputs(), tmp_path, sequences))
+    long = case.batch in (words, both, hidden, sequences)
+    outcome = outcomes.refused(lambda: outcomes.to_onnx(converted(case), case.inputs(), tmp_path, long))
     outcomes.settle(record, "model", case.name, "ONNX", outcome)
