@@ -33,8 +33,8 @@ class Trained:
     """For networks whose layers are smaller than usual."""
 
     def write(self, folder: Path) -> None:
-        """Both files."""
-        dcpp.save(self.model, folder / f"{self.name}.safetensors")
+        """Both files, values as float16: the network that is read again is the rounded one."""
+        dcpp.save(self.model, folder / f"{self.name}.safetensors", dtype=torch.float16)
         said = {key: value for key, value in vars(self).items() if key not in ("name", "model")}
         (folder / f"{self.name}.json").write_text(json.dumps(said, indent=1) + "\n")
 
