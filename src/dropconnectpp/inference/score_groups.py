@@ -61,20 +61,26 @@ def score_together(
 
 def _member(name: str, layer: DropConnectPPLayer, passes: RewardedPasses, ties: Counter[object]) -> _Member | None:
     """A layer that can go with others: small, on the CPU, one mask for the batch, nothing shared with another layer."""
-    estimator, gates = layer.estimator, passes.samples[0].arms[0][layer]
+    estimator, gates, names = layer.estimator, passes.samples[0].arms[0][layer], layer.gate_names
     if type(estimator) is not BBVI or estimator.baseline != "running" or estimator.per_synapse:
         return None
-    one_mask = (
-        gates.weight.ndim == layer.weight.ndim
-        if isinstance(gates, ForcedGates)
-        else (isinstance(gates, BinaryGates) and not gates.each_example)
-    )
-    posteriors = [layer.posterior_of(key) for key in layer.gate_names]
-    alike = all(groupable(posterior) and posterior.gate.dtype == posteriors[0].gate.dtype for posterior in posteriors)
-    if not one_mask or not alike or any(ties[layer.tie(key)] > 1 for key in layer.gate_names):
+    if isinstance(gates, ForcedGates):
+        each = gates.weight.ndim > layer.weight.ndim
+    else:
+        each = not isinstance(gates, BinaryGates) or gates.each_example
+    if each or any(ties[layer.tie(key)] > 1 for key in names):
+        return None
+    posteriors = [layer.posterior_of(key) for key in names]
+    if not all(groupable(posterior) and posterior.gate.dtype == posteriors[0].gate.dtype for posterior in posteriors):
         return None
     assert isinstance(gates, BinaryGates | ForcedGates)
-    return _Member(name, layer, posteriors, [layer.gate_mask(key, gates) for key in layer.gate_names])
+    return _Member(name, layer, posteriors, [_mask(layer, key, gates) for key in names])
+
+
+def _mask(layer: DropConnectPPLayer, name: str, gates: BinaryGates | ForcedGates) -> Tensor:
+    """A mask of the pass, which the draw remembers."""
+    known = None if isinstance(gates, ForcedGates) else gates.draw.masks.get((gates.streams[name], gates.mirrored))
+    return layer.gate_mask(name, gates) if known is None else known
 
 
 def _score(
@@ -95,16 +101,19 @@ def _score(
     posteriors = [posterior for member in members for posterior in member.posteriors]
     masks = [mask for member in members for mask in member.masks]
     owners = [index for index, member in enumerate(members) for _ in member.posteriors]
-    squared: list[Tensor] = []
+    by_layer = [torch.zeros(())] * len(members)
     done = 0
     for part in in_parts(posteriors):
         here = slice(done, done + len(part))
-        loss, kl, scores = group_pass(part, scale * first.kl_weight, masks[here], coefficients[owners[here]])
+        sizes: dict[int, int] = {}  # of the layers in this part, a weight and its bias together
+        for owner, posterior in zip(owners[here], part, strict=True):
+            sizes[owner] = sizes.get(owner, 0) + posterior.gate.numel()
+        weights = coefficients[list(sizes)]
+        loss, kl, squared = group_pass(part, scale * first.kl_weight, masks[here], weights, list(sizes.values()))
         found.kl.append((loss, kl))
-        squared.append(scores)
+        for owner, value in zip(sizes, squared.unbind(), strict=True):
+            by_layer[owner] = by_layer[owner] + value
         done = here.stop
-    every = torch.cat(squared)
-    by_layer = every.new_zeros(len(members)).index_add_(0, torch.tensor(owners), every).to(reward.dtype)
-    fresh = update_moments(known, reward, by_layer, estimator.decay)
+    fresh = update_moments(known, reward, torch.stack(by_layer).to(reward.dtype), estimator.decay)
     found.names.update(member.name for member in members)
     found.moments.update(zip(keys, fresh.unbind(1), strict=True))

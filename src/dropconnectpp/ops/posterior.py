@@ -436,14 +436,15 @@ def group_pass(
     kl_scale: float = 1.0,
     masks: Sequence[Tensor] = (),
     coefficients: Tensor | None = None,
+    sizes: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """kl_scale * KL of parameters with one prior, taken together, with its gradient behind it, and the KL itself.
 
-    With ``masks`` the gradient has the score too, times each parameter's coefficient; last come their squared scores.
+    With ``masks`` the gradient has the score too. Layers have a coefficient each and so many synapses as ``sizes`` say,
+    one after the other; last come their squared scores.
     """
     gates = [posterior.gate for posterior in posteriors]
     flat = torch.cat([gate.detach().view(-1) for gate in gates])
-    sizes = [gate.numel() for gate in gates] if masks else []
     drawn = [torch.cat([mask.view(-1) for mask in masks])] if masks else []
     terms = posterior_cpu.Terms(kl_scale, drawn, (), coefficients, None, posteriors[0].prior, sizes=sizes)
     kl, squared, found = posterior_cpu.posterior_pass(flat, terms, torch.is_grad_enabled())

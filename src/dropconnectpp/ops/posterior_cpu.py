@@ -82,7 +82,7 @@ def posterior_pass(
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # (), (L,), like logit
     """KL sum, sums of squared scores and gradient, as `posterior.posterior_pass` has them."""
     kl = torch.zeros((), dtype=torch.float64)
-    squared = torch.zeros(max(len(terms.masks), len(terms.sizes), 1), dtype=torch.float64)
+    squared = torch.zeros(max(len(terms.masks), 1), dtype=torch.float64)
     result = torch.empty_like(logit) if gradient else None
     flat, flat_result = logit.view(-1), None if result is None else result.view(-1)
     data = _Data(terms)
@@ -94,6 +94,8 @@ def posterior_pass(
         if grad is not None:
             grad.mul_(room.spread).mul_(terms.kl_scale)
         data.add(part, room, grad, squared)
+    if data.sizes:
+        squared = torch.stack([torch.as_tensor(value) for value in data.squared])
     if terms.prior.uniform:
         kl += logit.numel() * math.log(2.0)
     return kl.to(logit.dtype), squared.to(logit.dtype), result
@@ -156,8 +158,8 @@ class _Data:
         )
         self.ready = None if terms.likelihood is None else terms.likelihood.reshape(-1)
         self.sizes = list(terms.sizes)
-        if self.sizes and terms.coefficients is not None:
-            self.each = torch.repeat_interleave(terms.coefficients, torch.tensor(self.sizes))
+        self.squared: list[Tensor | float] = [0.0] * len(self.sizes)
+        self.coefficients = terms.coefficients.tolist() if self.sizes and terms.coefficients is not None else []
         known = terms.coefficients is not None and self.ready is None and not self.sizes
         self.weights = terms.coefficients.tolist() if known and terms.coefficients is not None else []
         self.scores = terms.scores
@@ -169,7 +171,7 @@ class _Data:
         if grad is not None and self.ready is not None:
             grad.sub_(self.ready[part])
         if self.sizes:
-            self._add_parameters(part, room, grad, squared)
+            self._add_parameters(part, room, grad)
         for index, weight in enumerate(self.weights):
             score = room.s2.copy_(self.masks[index][part])
             if self.mirrored:
@@ -180,16 +182,17 @@ class _Data:
             if grad is not None:
                 grad.add_(score, alpha=-weight)
 
-    def _add_parameters(self, part: slice, room: _Room, grad: Tensor | None, squared: Tensor) -> None:
+    def _add_parameters(self, part: slice, room: _Room, grad: Tensor | None) -> None:
         """The same for parameters that lie one after the other."""
         score = room.s2.copy_(self.masks[0][part]).sub_(room.p)
         start = 0
         for index, size in enumerate(self.sizes):
-            one = score[max(start - part.start, 0) : max(start + size - part.start, 0)]
-            squared[index] += torch.dot(one, one)
+            here = slice(max(start - part.start, 0), max(start + size - part.start, 0))
             start += size
-        if grad is not None:
-            grad.addcmul_(score, self.each[part], value=-1.0)
+            one = score[here]
+            self.squared[index] = self.squared[index] + torch.dot(one, one)
+            if grad is not None:
+                grad[here].add_(one, alpha=-self.coefficients[index])
 
 
 def _negative_entropy(logit: Tensor, p: Tensor, q: Tensor, size: Tensor, work: Tensor) -> Tensor:
