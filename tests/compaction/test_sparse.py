@@ -273,3 +273,15 @@ def test_torchs_warning_of_its_beta_is_not_the_users(capfd: pytest.CaptureFixtur
         warnings.simplefilter("error")
         to_sparse(pruned(), 0.5)(X)
     assert "beta" not in capfd.readouterr().err
+
+
+@torch.no_grad()
+def test_what_a_compact_layer_does_not_read_does_not_count() -> None:
+    """50 of 4,096 inputs are read: too few weights to gain, whatever the share of all 262,144."""
+    layer = nn.Linear(4096, 64)
+    layer.weight[:, 50:] = 0.0
+    layer.weight[1:, 0] = 0.0
+    small = dcpp.compact(nn.Sequential(layer, nn.Linear(64, 2)))
+    with pytest.raises(ArgumentError, match="0 has 3,200 weights, too few to gain at 1 row"):
+        to_sparse(small)
+    assert to_sparse(small, 0.01)[0].in_features == 4096

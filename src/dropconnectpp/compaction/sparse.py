@@ -98,8 +98,7 @@ def _choose(model: nn.Module, min_sparsity: float | None, rows: int) -> tuple[li
             continue
         assert isinstance(layer, nn.Linear)
         shown = name or "the model"
-        total = layer.total if isinstance(layer, SelectedLinear) else layer.in_features
-        size = total * layer.out_features
+        size = layer.weight.numel()  # of the inputs that it reads: the others cost it nothing
         share = 1.0 - int((layer.weight != 0).sum()) / size
         least = crossover(size, rows) if min_sparsity is None else min_sparsity
         if id(layer) in tied:
