@@ -12,6 +12,7 @@ from uci_cases import SHORT, SPLITS, write_set
 
 from dropconnectpp.lab.config import uci as config
 from dropconnectpp.lab.config.notes import COMMAND
+from dropconnectpp.lab.runs import uci
 
 RUN = ("run", "uci", "--dataset", "uci:yacht", "--methods", "plain,dropconnect++")
 
@@ -53,6 +54,17 @@ def test_a_time_limit_stops_and_the_same_command_goes_on(fetched) -> None:
     assert "The same command goes on from here." in errors
     assert fetched(*RUN)[0] == 0
     assert len(rows()) == 2 * SPLITS
+
+
+def test_ctrl_c_says_what_is_kept(fetched, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(uci, "measure", stopped)
+    code, _, errors = fetched(*RUN)
+    assert code == 130
+    assert "The splits that were finished are kept; the same command goes on from here." in errors
+    assert rows() == []
 
 
 @pytest.mark.parametrize(

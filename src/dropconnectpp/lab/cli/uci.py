@@ -88,7 +88,11 @@ def _run(
         for data, experiment in experiments:
             store.write_note(store.add(experiment), COMMAND, command)
             wanted = range(len(data.splits) if splits is None else min(splits, len(data.splits)))
-            there = uci.run(experiment, data, store, owner, wanted, display, deadline)
+            try:
+                there = uci.run(experiment, data, store, owner, wanted, display, deadline)
+            except KeyboardInterrupt:
+                display.note("Stopped. The splits that were finished are kept; the same command goes on from here.")
+                raise
             complete = complete and there
             if deadline is not None and time.monotonic() >= deadline and not complete:
                 display.note("The time limit is near: stopped. The same command goes on from here.")

@@ -165,6 +165,7 @@ def measure(
     members = training.members if experiment.kind == "ensemble" else 1
     problems = [_whole(experiment, data, split, member) for split in splits for member in range(members)]
     settings = [[choice.setting for choice in choices for _ in range(members)]]
+    told("the chosen setting", 0, training.steps)
     networks = train(kind, settings, problems, training, lambda s: told("the chosen setting", s, training.steps))
     halves = [data.splits[k] for k in splits]
     x, y = _stacked([(data.x[test], data.y[test]) for _, test in halves])
@@ -240,6 +241,7 @@ def _held_out(
             for member in range(members):
                 key = (experiment.root_seed, split, fold + 1, member)
                 problems.append(Problem(key, data.x[rest], data.y[rest]))
+    told("settings, on held-out data", 0, training.steps)
     networks = train(
         experiment.members_kind,
         settings,
