@@ -11,7 +11,7 @@ from torch import Tensor
 import dropconnectpp as dcpp
 from dropconnectpp import functional
 from dropconnectpp.errors import ArgumentError
-from dropconnectpp.ops import noise, posterior, posterior_cpu
+from dropconnectpp.ops import noise, posterior, posterior_cpu, posterior_groups
 from dropconnectpp.ops.posterior import GatePosterior, Likelihood
 from dropconnectpp.ops.prior import HYPERS, SHARINGS, Prior
 
@@ -192,18 +192,18 @@ def test_a_gradient_joins_the_loss_once_and_scaled() -> None:
 def test_small_parameters_together_are_each_by_itself(dtype: torch.dtype, prior: Prior) -> None:
     gates = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in ((9, 20), (9,), (300,))]
     parts = [GatePosterior({"logit": gate}, prior) for gate in gates]
-    assert all(posterior.groupable(part) for part in parts)
-    value, kl, _ = posterior.group_pass(parts)
+    assert all(posterior_groups.groupable(part) for part in parts)
+    value, kl, _ = posterior_groups.group_pass(parts)
     found = torch.autograd.grad(2.0 * value, gates)
     assert close(kl.detach(), sum(by_definition(prior, gate.detach())[0].sum() for gate in gates))
     assert torch.equal(value.detach(), kl)
     for gate, gradient in zip(gates, found, strict=True):
         assert close(gradient, 2.0 * by_definition(prior, gate.detach())[1])
-    assert not posterior.groupable(GatePosterior({"logit": gates[0]}, prior, kept=gates[0] > 0))
-    assert not posterior.groupable(GatePosterior({"p": gates[0]}, prior, direct=True))
-    assert not posterior.groupable(GatePosterior({"logit": gates[0].detach()}, prior))
-    large = torch.zeros(posterior.GROUPED + 1, requires_grad=True)
-    assert not posterior.groupable(GatePosterior({"logit": large}, prior))
+    assert not posterior_groups.groupable(GatePosterior({"logit": gates[0]}, prior, kept=gates[0] > 0))
+    assert not posterior_groups.groupable(GatePosterior({"p": gates[0]}, prior, direct=True))
+    assert not posterior_groups.groupable(GatePosterior({"logit": gates[0].detach()}, prior))
+    large = torch.zeros(posterior_groups.GROUPED + 1, requires_grad=True)
+    assert not posterior_groups.groupable(GatePosterior({"logit": large}, prior))
 
 
 @pytest.mark.parametrize("estimator", ["bbvi", "straight-through", "disarm"])
@@ -212,8 +212,8 @@ def test_a_steps_gradient_does_not_depend_on_what_is_taken_together(
     estimator: str, hyper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for grouped in (posterior.GROUPED, 10, 0):
-        monkeypatch.setattr(posterior, "GROUPED", grouped)
+    for grouped in (posterior_groups.GROUPED, 10, 0):
+        monkeypatch.setattr(posterior_groups, "GROUPED", grouped)
         torch.manual_seed(2)
         options: dict[str, Any] = {"estimator": estimator, "hyper": hyper, "beta": 3.0, "dtype": torch.float64}
         model = torch.nn.Sequential(

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from dropconnectpp.layers.base import MaskedLayer, masked_layers
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
-from dropconnectpp.ops.posterior import GatePosterior, group_pass, groupable, in_parts, kl_sum
+from dropconnectpp.ops.posterior import GatePosterior, kl_sum
+from dropconnectpp.ops.posterior_groups import group_pass, groupable, in_parts
 
 
 def posteriors_of(layers: Mapping[str, MaskedLayer]) -> dict[str, DropConnectPPLayer]:

@@ -17,7 +17,8 @@ from dropconnectpp.estimators import BBVI, running_coefficient, update_moments
 from dropconnectpp.inference.score_gradient import RewardedPasses, prefix_of
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
 from dropconnectpp.layers.passes import BinaryGates, ForcedGates
-from dropconnectpp.ops.posterior import GatePosterior, group_pass, groupable, in_parts
+from dropconnectpp.ops.posterior import GatePosterior
+from dropconnectpp.ops.posterior_groups import group_pass, groupable, in_parts
 
 
 @dataclass
