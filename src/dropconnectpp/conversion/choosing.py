@@ -9,12 +9,11 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from dropconnectpp.conversion.hosting import DEFAULT, ON_REQUEST, Connections, Host, floating_names, is_huggings_conv1d
+from dropconnectpp.conversion.kinds import plain_layers
 from dropconnectpp.errors import ArgumentError, ConversionError
 from dropconnectpp.layers.base import MaskedLayer
 
 Pattern = str | type[nn.Module]
-LAYERS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""What becomes a layer of ours."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class Choice:
 
 def convertible(module: nn.Module) -> bool:
     """Whether `convert` takes a module without being asked for it."""
-    kinds = isinstance(module, (*LAYERS, *DEFAULT)) or is_huggings_conv1d(module)
+    kinds = isinstance(module, (*plain_layers(), *DEFAULT)) or is_huggings_conv1d(module)
     return kinds and not is_converted(module)
 
 

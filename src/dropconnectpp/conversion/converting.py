@@ -20,7 +20,8 @@ from dropconnectpp.conversion.choosing import (
     parameter_patterns,
     patterns,
 )
-from dropconnectpp.conversion.making import CONVERTED, Making, quantised
+from dropconnectpp.conversion.kinds import CONVERTED
+from dropconnectpp.conversion.making import Making, quantised
 from dropconnectpp.conversion.swapping import copied, swap
 from dropconnectpp.errors import ArgumentError, ConversionError, check_choice
 from dropconnectpp.layers import public as kinds

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrize
 
-from dropconnectpp.conversion.choosing import LAYERS, convertible, each_module, is_converted
+from dropconnectpp.conversion.choosing import convertible, each_module, is_converted
 from dropconnectpp.conversion.hosting import ON_REQUEST, module_name
-from dropconnectpp.conversion.making import obstacle
+from dropconnectpp.conversion.making import obstacle, reads_itself
 from dropconnectpp.layers.base import MaskedLayer, masked_layers
 
 LEAST_SHARE = 0.5
@@ -150,7 +150,8 @@ def _why(module: nn.Module, owner: nn.Module | None) -> str:
     if is_converted(module):
         return f"only some parameters of this {kind} were named"
     if isinstance(module, ON_REQUEST):
-        return obstacle(module, owner, {}) or f"a table is converted where include= has its full name, or nn.{kind}"
-    if isinstance(module, LAYERS) or convertible(module):
-        return obstacle(module, owner, {}) or "it was not included, or left plain for its options"
+        return obstacle(module, True, {}) or f"a table is converted where include= has its full name, or nn.{kind}"
+    if convertible(module):
+        reads = reads_itself(module, owner, "dropconnect++")
+        return obstacle(module, reads, {}) or "it was not included, or left plain for its options"
     return f"a {kind} is converted where parameters= names its parameters"

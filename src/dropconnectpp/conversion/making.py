@@ -11,27 +11,11 @@ from torch import nn
 from dropconnectpp.conversion import hosting
 from dropconnectpp.conversion.computed import carry_over, plain_type, source
 from dropconnectpp.conversion.hosting import floating_names, host_of, share
-from dropconnectpp.layers import public as kinds
+from dropconnectpp.conversion.kinds import CONVERTED, plain_layers
 from dropconnectpp.layers.base import MaskedLayer
 from dropconnectpp.layers.dropconnectpp import DropConnectPPLayer
 from dropconnectpp.layers.parameter import fault_of
 
-CONVERTED: dict[str, dict[type[nn.Module], type[Any]]] = {
-    "dropconnect++": {
-        nn.Linear: kinds.DropConnectPPLinear,
-        nn.Conv1d: kinds.DropConnectPPConv1d,
-        nn.Conv2d: kinds.DropConnectPPConv2d,
-        nn.Conv3d: kinds.DropConnectPPConv3d,
-    },
-    "dropconnect": {
-        nn.Linear: kinds.DropConnectLinear,
-        nn.Conv1d: kinds.DropConnectConv1d,
-        nn.Conv2d: kinds.DropConnectConv2d,
-        nn.Conv3d: kinds.DropConnectConv3d,
-    },
-}
-"""Which layer each plain one becomes."""
-PLAIN = tuple(CONVERTED["dropconnect"])
 _HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -57,10 +41,11 @@ class Making:
 
     def replace(self, module: nn.Module, owner: nn.Module | None, parameters: Sequence[str] | None) -> str | None:
         """Make a module's replacement, or say why there is none."""
-        why = obstacle(module, owner, self.options) if parameters is None else host_obstacle(module, self.options)
+        reads = parameters is not None or reads_itself(module, owner, self.kind)
+        why = obstacle(module, reads, self.options) if parameters is None else host_obstacle(module, self.options)
         if why is not None:
             return why
-        if parameters is None and not reads_itself(module, owner):
+        if not reads:
             self.replacements[module] = layer_of(module, self.kind, self.options, self.shared)
         else:
             names = floating_names(module) if parameters is None else parameters
@@ -83,26 +68,26 @@ class Making:
         return {key: value for key, value in self.options.items() if key not in ("mask", "activation")}
 
 
-def reads_itself(module: nn.Module, owner: nn.Module | None) -> bool:
+def reads_itself(module: nn.Module, owner: nn.Module | None, kind: str) -> bool:
     """Whether gates belong where a module's parameters are read: by its own forward, or by its owner."""
-    return plain_type(module) not in PLAIN or isinstance(owner, nn.MultiheadAttention)
+    return plain_type(module) not in CONVERTED[kind] or isinstance(owner, nn.MultiheadAttention)
 
 
-def obstacle(module: nn.Module, owner: nn.Module | None, options: Mapping[str, Any]) -> str | None:
-    """Why a module must stay plain; None if it need not."""
+def obstacle(module: nn.Module, reads: bool, options: Mapping[str, Any]) -> str | None:
+    """Why a module must stay plain; None if it need not. ``reads`` is what `reads_itself` says."""
     if hasattr(module, "_hf_hook") or "forward" in vars(module):
         return "its forward was replaced, by accelerate for example; convert the model first, and dispatch it then"
     if quantised(module):
         return "its weight is quantised, and gates need ordinary numbers; convert first, and quantise to_dense(model)"
-    if isinstance(module, PLAIN):
+    if isinstance(module, plain_layers()):
         weight = module._parameters.get("weight")
         if weight is not None and nn.parameter.is_lazy(weight):
             return "its shape is not known yet; run the model once on a batch first"
         if source(module, "weight") is None:
             return "its weight is computed by a hook that is not known; remove that first"
-        if reads_itself(module, owner) and weight is None:
+        if reads and weight is None:
             return "its weight is computed, and read by a forward of its own or by its owner"
-    return host_obstacle(module, options) if reads_itself(module, owner) else None
+    return host_obstacle(module, options) if reads else None
 
 
 def host_obstacle(module: nn.Module, options: Mapping[str, Any]) -> str | None:
@@ -113,7 +98,7 @@ def host_obstacle(module: nn.Module, options: Mapping[str, Any]) -> str | None:
 def quantised(module: nn.Module) -> bool:
     """Whether a layer's weight is no tensor of ordinary numbers, as torchao and bitsandbytes leave it."""
     weight = module._parameters.get("weight", module._buffers.get("weight"))
-    if weight is None or not isinstance(module, PLAIN) or nn.parameter.is_lazy(weight):
+    if weight is None or not isinstance(module, plain_layers()) or nn.parameter.is_lazy(weight):
         return False
     wrapped = hasattr(weight, "__tensor_flatten__") and not hasattr(weight, "full_tensor")
     return wrapped or not weight.is_floating_point()
@@ -145,11 +130,11 @@ def replacement_of(module: nn.Module, owner: nn.Module | None, kind: str, option
 
     Nothing is changed: `swap` puts new layers in.
     """
-    if plain_type(module) not in PLAIN:
+    if plain_type(module) not in CONVERTED[kind]:
         return f"it is a {type(module).__name__}"
     if isinstance(owner, nn.MultiheadAttention):
         return "nn.MultiheadAttention reads its weight instead of calling it, so masks would do nothing"
-    why = obstacle(module, owner, options)
+    why = obstacle(module, False, options)
     return layer_of(module, kind, options, {}) if why is None else why
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, TypeVar
 
-from dropconnectpp.conversion.making import CONVERTED
+from dropconnectpp.conversion.kinds import CONVERTED
 from dropconnectpp.errors import ArgumentError, ConversionError, MissingPackageError
 from dropconnectpp.layers.base import MaskedLayer
 
