@@ -95,8 +95,9 @@ def test_a_time_limit_of_any_length_is_none(dcpp):
         ("repeats = " + "[" * 5000, "its lists and tables are too deep"),
         (f"repeats = {DIGITS}", "cannot be read"),
         ('[protocol."a\\u001b[31m\\n"]', r"protocol.a\x1b[31m\n is no setting"),
+        ("[sparsity]", "sparsity.keep must be given."),
     ],
-    ids=["400 digits", "deep", "5000 digits", "an escape"],
+    ids=["400 digits", "deep", "5000 digits", "an escape", "a setting that is missing"],
 )
 def test_absurd_files_are_told(dcpp, content, text):
     Path("absurd.toml").write_text(content)

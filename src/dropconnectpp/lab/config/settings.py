@@ -6,7 +6,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
 from dropconnectpp.errors import DropConnectError
@@ -68,6 +68,9 @@ def from_dict(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
     known = {item.name for item in fields(kind)}  # type: ignore[arg-type]
     for name in values:
         require(name in known, f"{where}{name} is no setting. Known: {', '.join(sorted(known))}.")
+    for item in fields(kind):  # type: ignore[arg-type]
+        needed = item.default is MISSING and item.default_factory is MISSING
+        require(item.name in values or not needed, f"{where}{item.name} must be given.")
     return kind(**{name: _convert(hints[name], value, f"{where}{name}") for name, value in values.items()})
 
 
