@@ -19,10 +19,12 @@ from torch import nn
 import dropconnectpp as dcpp
 from dropconnectpp.lab.cli import main as cli
 from dropconnectpp.lab.data import catalogue
+from dropconnectpp.lab.report.render import drawing
 from dropconnectpp.lab.runs import runner
 
 matplotlib.use("agg")
 runner.commit()  # asks git once; each fork knows the answer
+drawing.METADATA = {"svg": drawing.METADATA["svg"]}  # figures in three forms would take most of the time
 IMPORTS = [
     __name__,
     *(f"dropconnectpp.lab.cli.{name}" for name in ("console", "data", "display", "results", "run", "train", "tune")),
