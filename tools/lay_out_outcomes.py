@@ -36,7 +36,8 @@ def cell(outcome: str, place: str, notes: list[str]) -> str:
     if outcome in ("", "yes"):
         return outcome or "-"
     word, _, reason = outcome.partition(": ")
-    notes.append(f"{place}: {reason.rstrip('.')}.")
+    said = reason.partition(". ")[0].rstrip(".!")  # the advice behind it is for who calls
+    notes.append(f"{place}: {said.replace('<', '&lt;')}.")
     return f"{word} ({len(notes)})"
 
 

@@ -13,7 +13,7 @@ def test_reasons_stand_below_the_table(tmp_path: Path) -> None:
         "package,torch,version,2.13",
         "tool,Ignite,trains,yes",
         "model,BERT,trains,yes",
-        "model,BERT,ONNX,refused: an operator is missing.",
+        "model,BERT,ONNX,refused: <op> is missing. Do without.",
         "model,BERT,converts,in part: 25% of the weights",
     ]
     (tmp_path / "rows.csv").write_text("\n".join(rows) + "\n")
@@ -24,7 +24,7 @@ def test_reasons_stand_below_the_table(tmp_path: Path) -> None:
         "| Ignite | - | yes | - | - | - | - |",
         "",
         "1. BERT, converts: 25% of the weights.",
-        "2. BERT, ONNX: an operator is missing.",
+        "2. BERT, ONNX: &lt;op> is missing.",
         "",
         "Versions: torch 2.13.",
     ]
