@@ -396,9 +396,9 @@ def host_tables(runner: Runner, size: Size, kinds: list[str], steps: int = 20) -
             for (file, line, name), (_, calls, own, *_) in lines[:24]
         ]
         total = 1e6 * sum(item[1][2] for item in lines) / steps
-        note = (
-            f"{total:.0f} us a step while they are recorded; backward's Python runs on another thread and is not here."
-        )
+        note = f"{total:.0f} us a step while they are recorded."
+        if runner.device.type == "cuda":
+            note += " Backward's Python functions run on another thread and are not among them."
         yield Table(f"{title}, {size.title}: the host in Python's functions", ["function", "calls", "us"], cells, note)
 
 
