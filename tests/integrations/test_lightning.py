@@ -192,7 +192,7 @@ def test_a_module_of_ones_own_has_the_callback_too(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_two_processes_stay_together(tmp_path: Path) -> None:
     own = module()
-    start = {name: value.clone() for name, value in own.model.state_dict().items()}
+    start = {name: p.detach().clone() for name, p in own.model.named_parameters()}
     plan = DropConnectCallback(plan_options={"price": 1.0, "fix_at": 1.0})
     trainer(tmp_path, plan, Written(tmp_path), devices=2, strategy="ddp_fork").fit(own, loader())
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
@@ -208,7 +208,8 @@ class Written(L.Callback):  # type: ignore[misc,name-defined]
         self.folder = folder
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        torch.save(pl_module.model.state_dict(), self.folder / f"{trainer.global_rank}.pt")
+        weights = {name: p.detach() for name, p in pl_module.model.named_parameters()}
+        torch.save(weights, self.folder / f"{trainer.global_rank}.pt")
 
 
 def test_fabric_runs_the_elbo() -> None:
