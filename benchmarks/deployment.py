@@ -328,7 +328,7 @@ def measure(groups: list[list[Version]], device: torch.device, settings: Setting
             f"{_runtime(device)}",
         )
     )
-    if out is None or out.suffix:
+    if out is None or (out.suffix and not out.is_dir()):
         report.write(out)
     else:
         out.mkdir(parents=True, exist_ok=True)
