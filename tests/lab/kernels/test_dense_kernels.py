@@ -61,6 +61,21 @@ def test_the_interpreted_kernels_are_their_twins(run_interpreted: Callable[..., 
     run_interpreted(INTERPRETED)
 
 
+@pytest.mark.parametrize("count", [64, 1000, 4096])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_pass_in_chunks_is_the_whole_pass(count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    logit, mask = 4 * torch.randn(3, 2, count, dtype=dtype), torch.rand(3, 2, count) < 0.4
+    logit[0, 0, :2] = torch.tensor([0.0, -40.0])
+    coefficient, kl_scale = torch.randn(3, dtype=dtype), torch.rand(3, dtype=dtype)
+    whole = dense.score_pass(logit, mask, coefficient, kl_scale)
+    monkeypatch.setattr(dense, "CACHED", 256)
+    chunks = dense.score_pass(logit, mask, coefficient, kl_scale)
+    torch.testing.assert_close(chunks[0], whole[0], rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=1e-7)
+    torch.testing.assert_close(chunks[1], whole[1], rtol=1e-6, atol=0)
+    if count % 256 == 0:  # as a network's layers have it: no digit moves
+        assert all(torch.equal(one, other) for one, other in zip(chunks, whole, strict=True))
+
+
 def test_the_cpu_never_takes_a_kernel() -> None:
     assert not dense.supported(torch.zeros(3))
     keep = torch.full((2, 5), 0.5)

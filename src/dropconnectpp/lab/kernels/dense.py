@@ -13,8 +13,11 @@ from dropconnectpp import _polynomials as polynomials
 from dropconnectpp import functional
 from dropconnectpp.lab.kernels.support import has_triton, step_tensor, supported
 from dropconnectpp.lab.philox import Stream
+from dropconnectpp.ops.noise import in_chunks
 
 BLOCK = 1024
+CACHED = 2**17
+"""Synapses worked on at a time on the CPU: a dozen temporaries of them fit a core's cache."""
 
 
 def beside(values: Tensor, tensor: Tensor) -> Tensor:
@@ -65,11 +68,33 @@ def score_pass(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_scale: Tenso
     """
     if supported(logit) and mask.is_contiguous():
         return _score_pass_by_kernel(logit, mask, coefficient, kl_scale)
+    if in_chunks(logit, mask) and logit.numel() > CACHED and not torch.compiler.is_compiling():
+        return _score_pass_in_chunks(logit, mask, coefficient, kl_scale)
+    gradient, squares = _score_gradient(logit, mask, beside(coefficient, logit), beside(kl_scale, logit))
+    return gradient, squares.flatten(1).sum(1)
+
+
+def _score_gradient(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient, and the squared scores of all synapses."""
     _, grad_kl = functional.collapsed_kl(logit, 1.0, 1.0, value=False)
     assert grad_kl is not None
     score = functional.bernoulli_score(mask, logit)
-    gradient = grad_kl * beside(kl_scale, logit) - beside(coefficient, logit) * score
-    return gradient, score.square().flatten(1).sum(1)
+    return grad_kl * kl_scale - coefficient * score, score.square()
+
+
+def _score_pass_in_chunks(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """The same numbers, a cache's content at a time: fresh memory costs a CPU more than the arithmetic.
+
+    The squares are summed whole, so that no digit of the sum depends on the chunks.
+    """
+    gradient, squares = torch.empty_like(logit), torch.empty_like(logit)
+    rows = [tensor.flatten(1) for tensor in (logit, mask, gradient, squares)]
+    for row in range(len(logit)):
+        x, z, grad, square = (tensor[row] for tensor in rows)
+        for start in range(0, x.numel(), CACHED):
+            part = slice(start, start + CACHED)
+            grad[part], square[part] = _score_gradient(x[part], z[part], coefficient[row], kl_scale[row])
+    return gradient, squares.flatten(1).sum(1)
 
 
 def _score_pass_by_kernel(logit: Tensor, mask: Tensor, coefficient: Tensor, kl_scale: Tensor) -> tuple[Tensor, Tensor]:
