@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 
 # The modules of the commands import torch, matplotlib and scipy inside their functions, where they are needed: torch
 # alone takes seconds, and `dcpp --help`, `dcpp data` and a mistyped path should be answered at once.
+
+
+def as_help(docstring: str | None) -> str:
+    """A docstring whose paragraphs a terminal of any width may break; examples keep their lines.
+
+    >>> as_help("One.\\n\\n    Two\\n    lines.\\n\\n      dcpp demo\\n\\n    ")
+    'One.\\n\\nTwo lines.\\n\\n  dcpp demo'
+    """
+    paragraphs = inspect.cleandoc(docstring or "").split("\n\n")
+    return "\n\n".join(one if one.startswith(" ") else " ".join(one.split("\n")) for one in paragraphs)
 
 
 def main() -> None:
@@ -22,12 +33,8 @@ def main() -> None:
     from dropconnectpp.lab.machine.terminal_text import printable
 
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-    app.command()(run.demo)
-    app.command()(run.run)
-    app.command()(train.train)
-    app.command()(tune.tune)
-    app.command()(results.report)
-    app.command()(results.results)
+    for command in (run.demo, run.run, train.train, tune.tune, results.report, results.results):
+        app.command(help=as_help(command.__doc__))(command)
     app.add_typer(data.app, name="data")
     app.add_typer(store.app, name="store")
     app.callback()(run.root)
