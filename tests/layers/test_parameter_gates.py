@@ -13,6 +13,7 @@ import torch
 from host_cases import CASES, Net, choice, plain
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 import dropconnectpp as dcpp
 from dropconnectpp.conversion.hosting import Host
@@ -319,3 +320,47 @@ def test_transforms_see_through(name: str) -> None:
     stacked = torch.func.stack_module_state([model, model])[0]
     both = torch.vmap(energy)({key: value.detach() for key, value in stacked.items()})
     torch.testing.assert_close(both, energy(state).expand(2))
+
+
+class Tagger(nn.Module):
+    """A recurrent network between layers that compact can make smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.lstm = nn.Embedding(9, 6), nn.LSTM(6, 6, batch_first=True)
+        self.hidden, self.tags = nn.Linear(6, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tags(torch.relu(self.hidden(self.lstm(self.words(x))[0][:, -1])))
+
+
+def test_compact_folds_the_gates_and_leaves_what_it_cannot_follow() -> None:
+    x = torch.arange(8).view(2, 4)
+    model = dcpp.convert(Tagger(), ["words", "lstm", "hidden", "tags"], example_input=x)
+    pruned = dcpp.prune(model, keep=0.08).eval()
+    small = dcpp.compact(pruned, example_input=x)
+    assert type(small.lstm) is nn.LSTM
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in Tagger().parameters())
+    torch.testing.assert_close(small(x), pruned(x))
+
+
+@pytest.mark.parametrize("estimator", ["straight-through", "bbvi", "concrete"])
+def test_a_recomputed_sequence_has_its_masks_again(estimator: str) -> None:
+    found = []
+    for again in (True, False):
+        torch.manual_seed(3)
+        model: Any = dcpp.convert(nn.Sequential(nn.GRU(4, 4, batch_first=True), nn.Linear(4, 2)), estimator=estimator)
+        model.forward = lambda x, model=model, again=again: model[1](
+            (checkpoint(model[0], x, use_reentrant=False) if again else model[0](x))[0].mean(1)
+        )
+        dcpp.ELBO(model, dcpp.categorical, NUM_DATA)(torch.ones(2, 3, 4), TARGET).loss.backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(first, second) for first, second in zip(*found, strict=True))
+
+
+def test_a_step_under_autocast_has_finite_gradients() -> None:
+    model, x = dcpp.convert(Tagger(), ["words", "lstm", "hidden", "tags"]), torch.arange(8).view(2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = dcpp.ELBO(model, dcpp.categorical, NUM_DATA)(x, TARGET).loss
+    loss.backward()
+    assert all(bool(torch.isfinite(parameter.grad).all()) for parameter in model.parameters())
