@@ -255,7 +255,13 @@ def times_rows(versions: list[Version], batch: int, device: torch.device, settin
 
 @torch.inference_mode()
 def _outputs(models: list[nn.Module], x: Tensor) -> list[Tensor]:
-    return [model(x).cpu() for model in models]
+    """In full float32: on a GPU convolutions are timed with TF32, torch's default, whose rounding hides what differs."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        return [model(x).cpu() for model in models]
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 def _largest(one: Tensor, other: Tensor) -> float:
