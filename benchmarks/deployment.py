@@ -255,7 +255,7 @@ def times_rows(versions: list[Version], batch: int, device: torch.device, settin
 
 @torch.inference_mode()
 def _outputs(models: list[nn.Module], x: Tensor) -> list[Tensor]:
-    """In full float32: on a GPU convolutions are timed with TF32, torch's default, whose rounding hides what differs."""
+    """In full float32: on a GPU torch times convolutions with TF32, whose rounding would hide what differs."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
@@ -329,8 +329,8 @@ def measure(groups: list[list[Version]], device: torch.device, settings: Setting
             "How long it runs",
             times_columns(device),
             rows,
-            f"Milliseconds of one call, median of {settings.rounds} rounds; times faster than dense with a 95% "
-            f"interval. Differences are the largest among all outputs. {settings.threads} threads on the CPU. "
+            f"Milliseconds of one call, median of {settings.rounds} rounds; times faster than dense with "
+            f"{'a 95% interval' if settings.rounds >= 6 else 'the range'}. Differences are the largest among all outputs. {settings.threads} threads on the CPU. "
             f"{_runtime(device)}",
         )
     )
