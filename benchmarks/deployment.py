@@ -330,8 +330,8 @@ def measure(groups: list[list[Version]], device: torch.device, settings: Setting
             times_columns(device),
             rows,
             f"Milliseconds of one call, median of {settings.rounds} rounds; times faster than dense with "
-            f"{'a 95% interval' if settings.rounds >= 6 else 'the range'}. Differences are the largest among all outputs. "
-            f"{settings.threads} threads on the CPU. "
+            f"{'a 95% interval' if settings.rounds >= 6 else 'the range'}. Differences are the largest among all "
+            f"outputs. {settings.threads} threads on the CPU. "
             f"{_runtime(device)}",
         )
     )
