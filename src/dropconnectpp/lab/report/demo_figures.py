@@ -117,7 +117,7 @@ def _pixels(pixels: Table, connections: Table) -> Drawing | None:
         return None
     asked = kept((pixels or connections)[0]["asked"])
     caption = (
-        f"What was kept, at {asked} of the weights. Pixels: the stronger the colour, the more connections a pixel keeps, "
+        f"What was kept, at {asked} of the weights. Pixels: the stronger the colour, the more connections, "
         "averaged over networks; a pixel without a connection is empty. Units: one network of each method, its first "
         "hidden layer at the bottom, the classes at the top, a line for each weight that is not zero."
     )
