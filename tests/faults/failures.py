@@ -36,10 +36,15 @@ def fail(case: Case, shop: Workshop, seed: int, fault: Fault) -> tuple[str, list
         if end.killed or (end.error and not end.ours) or "Traceback" in said:
             found.append(f"a raw error: {end.error or end.failed} {said[-500:]}")
         elif end.well and end.value == 0:  # what failed was not needed
-            return "went on", [*found, *case.differences(place)]
+            return "went on", [*found, *(one for one in case.differences(place) if not _stays(end.failed, one))]
         elif end.well and "Error:" not in said:
             found.append(f"ended with {end.value} and no word: {said[-300:]}")
         return "resumed", [*found, *shop.resumed(case, place, work)]
+
+
+def _stays(failed: str, difference: str) -> bool:
+    """Whether a difference is a file that could not be removed."""
+    return failed.startswith(("unlink", "rmdir")) and difference.startswith("different: left")
 
 
 def run(tally: Tally, shop: Workshop, only: str | None = None, most: int | None = None) -> None:
