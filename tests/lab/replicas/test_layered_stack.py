@@ -153,12 +153,13 @@ def test_what_whole_networks_weigh_without_their_units(trained: LayeredStack) ->
     found = dict(zip(METHODS, layered_deployment.measure(trained, rounds=1), strict=True))
     assert found["none"] is None
     for name in ("groups", "units"):
-        sizes = found[name]
-        assert sizes is not None
+        deployment = found[name]
+        assert deployment is not None
+        sizes = deployment.sizes
         assert sizes["parameters"][0] == sum((27, 288, 18)) + 12
         assert sizes["bytes"][0] == 4 * sizes["parameters"][0]
         assert sizes["bytes"][1] < sizes["bytes"][0]
-        assert all(ms > 0.0 for ms in sizes["ms"])
+        assert all(ms > 0.0 for ms in deployment.passes["ms"])
         row = list(METHODS).index(name)
         whole = layered_modules.to_module(trained, row)
         small: Any = dropconnectpp.compact(whole)

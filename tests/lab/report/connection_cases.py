@@ -9,7 +9,7 @@ from typing import Any
 
 from report_cases import fill
 
-from dropconnectpp.lab.config.notes import SPARSITY
+from dropconnectpp.lab.config.notes import PASS, SPARSITY
 from dropconnectpp.lab.config.protocol import Protocol
 from dropconnectpp.lab.config.pruning import AnyPruning, GradualMagnitude, OneShot, Plan, SparseVD
 from dropconnectpp.lab.config.sparsity import controls_of, family, protocol_for
@@ -124,6 +124,8 @@ def fill_structured(store: Store, count: int = 4) -> None:
     rows = {r: result(e, 0.024, (120 + r, 80, 40)) for r, e in enumerate(errors)}
     for r, row in rows.items():  # one was stored before it was measured
         if r:
-            row["deployed"] = {"bytes": [1_066_440, 50_000 + 1_000 * r], "ms": [0.5, 0.1 * r], "images": 128}
+            row["deployed"] = {"bytes": [1_066_440, 50_000 + 1_000 * r]}
     fill(store, one, rows)
+    for r in range(1, count):
+        store.write_note(one.digest, f"{PASS}{r}", {"ms": [0.5, 0.1 * r], "images": 128})
     note(store, one, 0.025)

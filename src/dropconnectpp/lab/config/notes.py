@@ -10,5 +10,7 @@ COMMANDS = {COMMAND: PAPERS_WAY, COMMAND_TOGETHER: TOGETHER, TIMING_COMMAND: PAP
 """Notes of commands, with the way of choosing that each took: a protocol with open settings may have taken both."""
 SPARSITY = "sparsity "
 """Notes that begin so tell which setting of a method was chosen at a share of weights, and what else was tried."""
+PASS = "pass "
+"""Notes that begin so tell how long a pass of a replica took before and after it was made compact."""
 DEMO = "demo"
 """The note of `dcpp demo`: its networks with few connections."""

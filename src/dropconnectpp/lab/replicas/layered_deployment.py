@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,16 +20,26 @@ IMAGES = 128
 ROUNDS = 9
 
 
+@dataclass(frozen=True)
+class Deployment:
+    """A network before and after `compact`."""
+
+    sizes: dict[str, Any]
+    """Parameters and their bytes: the same whenever the network is trained again."""
+    passes: dict[str, Any]
+    """Milliseconds, and of how many images: never the same, and so no part of a row."""
+
+
 @torch.no_grad()
-def measure(stack: LayeredStack, rounds: int = ROUNDS) -> list[dict[str, Any] | None]:
-    """For each replica parameters, their bytes, and milliseconds of a pass on the CPU, before and after `compact`.
+def measure(stack: LayeredStack, rounds: int = ROUNDS) -> list[Deployment | None]:
+    """What each replica weighs and how long its pass takes on the CPU.
 
     None where no unit or input is off, or a weight is not finite.
     """
     return [_one(stack, replica, rounds) for replica in range(len(stack.units))]
 
 
-def _one(stack: LayeredStack, replica: int, rounds: int) -> dict[str, Any] | None:
+def _one(stack: LayeredStack, replica: int, rounds: int) -> Deployment | None:
     whole = layered_modules.to_module(stack, replica).float()
     if not all(bool(parameter.isfinite().all()) for parameter in whole.parameters()):
         return None
@@ -40,12 +51,10 @@ def _one(stack: LayeredStack, replica: int, rounds: int) -> dict[str, Any] | Non
     passes: list[timing.Runs] = [{"pass": _pass(model, batch)} for model in (whole, small)]
     taken = timing.all_rounds(passes, torch.device("cpu"), rounds)
     compaction: Any = small.compaction
-    return {
-        "parameters": list(compaction.parameters),
-        "bytes": list(compaction.bytes),
-        "ms": [1e3 * statistics.median(one["pass"]) for one in taken],
-        "images": len(batch),
-    }
+    return Deployment(
+        {"parameters": list(compaction.parameters), "bytes": list(compaction.bytes)},
+        {"ms": [1e3 * statistics.median(one["pass"]) for one in taken], "images": len(batch)},
+    )
 
 
 def _pass(model: nn.Module, batch: torch.Tensor) -> Callable[[], object]:

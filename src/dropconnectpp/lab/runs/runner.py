@@ -19,6 +19,7 @@ import torch
 
 import dropconnectpp
 from dropconnectpp.lab import device as devices
+from dropconnectpp.lab.config.notes import PASS
 from dropconnectpp.lab.config.protocol import Protocol
 from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset
@@ -280,6 +281,9 @@ class Runner:
                 provenance={"data": session.dataset.name, **asdict(session.dataset.provenance)},
                 commit=commit(),
             )
+            deployment = session.deployments[r]
+            if deployment is not None:
+                store.write_note(unit.protocol.digest, f"{PASS}{unit.replica}", deployment.passes)
 
 
 def _title(units: Sequence[Unit]) -> str:

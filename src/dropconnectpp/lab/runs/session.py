@@ -77,6 +77,7 @@ class Session:
         self.stack = make_stack(self.units, self.dataset, self.device)
         self.stack.on_batch = self._after_batch
         self.history = History([[] for _ in self.units], [[] for _ in self.units])
+        self.deployments: list[layered_deployment.Deployment | None] = [None] * len(self.units)
         self._saving_s = self.stack.state_bytes / SAVING_BYTES_S
         self._trained = self._unsaved = False  # in this session; since the last checkpoint
 
@@ -184,8 +185,9 @@ class Session:
 
         if isinstance(stack, LayeredStack):
             found = layered_evaluation.final(stack, settings, report)
-            sizes = layered_deployment.measure(stack)
-            return [one if size is None else one | {"deployed": size} for one, size in zip(found, sizes, strict=True)]
+            self.deployments = layered_deployment.measure(stack)
+            pairs = zip(found, self.deployments, strict=True)
+            return [one if small is None else one | {"deployed": small.sizes} for one, small in pairs]
         return evaluation.final(stack, settings, foreign, report)
 
     def measure(self, foreign: Dataset | None) -> list[dict[str, Any]]:

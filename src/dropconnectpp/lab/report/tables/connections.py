@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from dropconnectpp.lab.config.notes import SPARSITY
+from dropconnectpp.lab.config.notes import PASS, SPARSITY
 from dropconnectpp.lab.config.sparsity import OURS
 from dropconnectpp.lab.report import published
 from dropconnectpp.lab.report.formats import finite
@@ -65,7 +65,7 @@ def connection_tables(experiments: Sequence[ReportedExperiment], notes: Notes) -
         "connections_tests": [row for _, places in sets for row in _tests(places)],
         "published": [row for _, places in sets for row in _published(places)],
         "layers": [row for _, places in sets for place in places for row in _layers(place)],
-        "units": [row for _, places in sets for row in _units(places)],
+        "units": [row for _, places in sets for row in _units(places, notes)],
         "tried": _tried(experiments, notes),
     }
 
@@ -246,7 +246,7 @@ def _layers(place: Place) -> Table:
     ]
 
 
-def _units(places: Sequence[Place]) -> Table:
+def _units(places: Sequence[Place], notes: Notes) -> Table:
     """What is left of each network in inputs and units, as the literature writes it, beside its error."""
     table: Table = []
     for place in places:
@@ -257,21 +257,30 @@ def _units(places: Sequence[Place]) -> Table:
             continue
         row = {**identity(place.experiment), "method": place.family, "setting": place.experiment.label}
         row |= {"asked": place.asked, "structured": place.experiment.structured, "units": left, **error}
-        table.append(row | {"share": _mean_of(place.kept.values()), **_deployed(place.experiment)})
+        table.append(row | {"share": _mean_of(place.kept.values()), **_deployed(place.experiment, notes)})
     return table
 
 
-def _deployed(experiment: ReportedExperiment) -> dict[str, Any]:
+def _deployed(experiment: ReportedExperiment, notes: Notes) -> dict[str, Any]:
     """Bytes and milliseconds before and after `compact`, means over the networks; None where they were not measured."""
     sizes = [row.results.get("deployed") for row in experiment.done]
+    passes = [notes.get((experiment.digest, f"{PASS}{row.key.replica}")) for row in experiment.done]
     known = [one for one in sizes if isinstance(one, Mapping)]
-    found: dict[str, Any] = {"deployed_n": len(known)}
-    for name in ("bytes", "ms"):
-        pairs = [one[name] for one in known if isinstance(one.get(name), list) and len(one[name]) == 2]
-        means = [_mean_of(pair[place] for pair in pairs) for place in (0, 1)]
-        found[name] = None if None in means else means
-    images = {one.get("images") for one in known}
-    return found | {"images": images.pop() if len(images) == 1 else None}
+    timed = [one for one in passes if isinstance(one, Mapping)]
+    images = {one.get("images") for one in timed}
+    return {
+        "deployed_n": len(known),
+        "bytes": _before_and_after(known, "bytes"),
+        "ms": _before_and_after(timed, "ms"),
+        "images": images.pop() if len(images) == 1 else None,
+    }
+
+
+def _before_and_after(found: Sequence[Mapping[str, Any]], name: str) -> list[float] | None:
+    pairs = [one[name] for one in found if isinstance(one.get(name), list) and len(one[name]) == 2]
+    means = [_mean_of(pair[place] for pair in pairs) for place in (0, 1)]
+    known = [mean for mean in means if mean is not None]
+    return known if len(known) == len(means) else None
 
 
 def _tried(experiments: Sequence[ReportedExperiment], notes: Notes) -> Table:
