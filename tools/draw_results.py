@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 
 from dropconnectpp.lab.report.render.drawing import LIGHT, METADATA, STYLE
 from dropconnectpp.lab.report.statistics import summarise, welch
+from dropconnectpp.lab.report.tables.connections import connection_tables
 from dropconnectpp.lab.report.tables.uci import uci_tables
 from dropconnectpp.lab.runs.store import Row
 
@@ -241,8 +242,47 @@ def uci(figure: Figure) -> None:
     figure.subplots_adjust(left=0.11, right=0.98, bottom=0.2, top=0.98)
 
 
+TRIED = {
+    "DropConnect++": ("SparsityPlan", GREEN, "o"),
+    "Gradual magnitude pruning": ("gradual magnitude pruning", BLUE, "^"),
+    "Sparse VD": ("Sparse VD", OCHRE, "s"),
+    "L0": ("L0", RED, "v"),
+    "One-shot magnitude pruning": ("one-shot magnitude pruning", GREY, "D"),
+}
+WORST = 6.0
+"""Percent: settings with a higher error are left out."""
+
+
+def few_weights(figure: Figure) -> None:
+    """Every setting that was tried on LeNet-300-100: held-out error against how many times fewer weights it keeps."""
+    content = record.read(ROOT / "records" / "sparsity" / "lenet_300_100.jsonl.xz")
+    rows = connection_tables((), content.notes)["tried"]
+    figure.set_size_inches(7.2, 4.0)
+    axes = figure.subplots()
+    for method, (label, colour, marker) in TRIED.items():
+        found = {row["digest"]: row for row in rows if row["method"] == method and row["error"] <= WORST}.values()
+        axes.plot(
+            [1.0 / row["share"] for row in found],
+            [row["error"] for row in found],
+            linestyle="none",
+            marker=marker,
+            color=colour,
+            label=label,
+        )
+    (dense,) = [row["error"] for row in rows if row["method"] == "Dense"]
+    axes.axhline(dense, color="#000000", linewidth=0.8, linestyle="--", label="the dense network")
+    axes.set_xscale("log")
+    ticks = (5, 10, 20, 50, 100, 150, 250)
+    axes.set_xticks(ticks, [f"×{tick}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("how many times fewer weights")
+    axes.set_ylabel("error on held-out images, %")
+    axes.legend(loc="upper left", frameon=False)
+    figure.subplots_adjust(left=0.08, right=0.98, bottom=0.13, top=0.97)
+
+
 DRAWINGS: Mapping[str, Callable[[Figure], None]] = {
-    draw.__name__: draw for draw in (few_connections, against_dropconnect, paper_posterior, uci)
+    draw.__name__: draw for draw in (few_connections, few_weights, against_dropconnect, paper_posterior, uci)
 }
 
 
