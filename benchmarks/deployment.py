@@ -356,13 +356,13 @@ def main() -> None:
     """Train, prepare or measure."""
     made = parser(__doc__)
     made.add_argument("--networks", type=Path, default=RECORDED, help="folder of trained networks")
-    made.add_argument("--only", nargs="+", choices=list(BUILD), default=list(BUILD))
+    made.add_argument("--only", nargs="+", choices=list(BUILD), default=list(BUILD), help="these networks alone")
     made.add_argument("--train", type=Path, help="first train the networks that are missing in this folder")
     made.add_argument("--epochs", nargs=3, type=int, default=(30, 10, 2), help="of the three trained networks")
     made.add_argument("--prepare", type=Path, help="write all versions into this folder, and measure nothing")
     made.add_argument("--models", type=Path, help="measure what --prepare wrote")
-    made.add_argument("--batches", nargs="+", type=int, default=(1, 128))
-    made.add_argument("--rounds", type=int, default=15)
+    made.add_argument("--batches", nargs="+", type=int, default=(1, 128), help="rows of an input")
+    made.add_argument("--rounds", type=int, default=15, help="measurements of each call, in turn")
     made.add_argument("--threads", type=int, default=0, help="0: torch's own number")
     given = made.parse_args()
     if given.threads:

@@ -76,7 +76,7 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--sizes", nargs="+", default=SIZES, help="inputs x units of the layers")
     made.add_argument("--rows", nargs="+", type=int, default=ROWS, help="rows of the input")
-    made.add_argument("--rounds", type=int, default=30)
+    made.add_argument("--rounds", type=int, default=30, help="measurements of each layer, in turn")
     made.add_argument("--threads", type=int, default=0, help="0: torch's own number")
     given = made.parse_args()
     if given.device != "cpu":

@@ -9,7 +9,10 @@ import pytest
 
 from scripts import ROOT, call, run
 
-PARTS = ("gradient_problem", "replica_comparators", "replica_stacks", "reporting")
+PARTS = (
+    *("deployment_networks", "deployment_timing", "deployment_training"),
+    *("gradient_problem", "replica_comparators", "replica_stacks", "reporting"),
+)
 MODULES = {f"benchmarks/{name}.py" for name in PARTS}
 """What is imported and not run."""
 SCRIPTS = sorted(

@@ -20,6 +20,7 @@ import pytest
 from dropconnectpp.lab.config.json_values import canonical, to_json
 from dropconnectpp.lab.config.protocol import Protocol
 from dropconnectpp.lab.config.settings import from_dict
+from dropconnectpp.lab.config.uci import Regression
 
 GOLDEN = Path(__file__).parent / "golden" / "recorded_protocols.json.gz"
 RECORDS = Path(__file__).parents[3] / "records"
@@ -29,6 +30,15 @@ def golden() -> dict[str, dict[str, Any]]:
     """Settings and label by digest."""
     found: dict[str, dict[str, Any]] = json.loads(gzip.decompress(GOLDEN.read_bytes()))
     return found
+
+
+def protocol_of(settings: dict[str, Any]) -> tuple[Protocol | Regression, str]:
+    """What the settings are of, and its label."""
+    if "benchmark" in settings:
+        benchmark = from_dict(Regression, settings)
+        return benchmark, benchmark.label
+    protocol = from_dict(Protocol, settings)
+    return protocol, protocol.method.label
 
 
 def content(path: Path) -> bytes:
@@ -58,9 +68,9 @@ def test_recorded_settings_keep_their_digest_and_label():
     recorded = golden()
     assert len(recorded) >= 442
     for digest, known in recorded.items():
-        protocol = from_dict(Protocol, known["settings"])
+        protocol, label = protocol_of(known["settings"])
         assert protocol.digest == digest
-        assert protocol.method.label == known["label"]
+        assert label == known["label"]
         # Text and not mappings: 1 and 1.0 are equal, and have other digests.
         assert to_json(protocol.to_dict(), "settings") == to_json(known["settings"], "settings")
 
@@ -80,7 +90,7 @@ def _add_new_records() -> None:
     for digest, settings in stored_settings():
         if digest not in known:
             plain = json.loads(settings)
-            known[digest] = {"label": from_dict(Protocol, plain).method.label, "settings": plain}
+            known[digest] = {"label": protocol_of(plain)[1], "settings": plain}
     text = json.dumps(known, sort_keys=True, separators=(",", ":"))
     GOLDEN.parent.mkdir(exist_ok=True)
     GOLDEN.write_bytes(gzip.compress(text.encode(), mtime=0))
