@@ -34,6 +34,7 @@ from dropconnectpp.lab.runs.store import Store
 OLDER = Path(__file__).parents[1] / "lab" / "runs" / "golden" / "finished-0.1.0.sqlite"
 COLUMNS = {"protocol": PROTOCOL, "note": NOTE, "run": RUN}
 SLOWEST_S = 20.0
+SEALED = ("other columns, sealed", "other settings, sealed")
 REPORTED = 5
 """One damage in so many is taken to the report and to a merge too."""
 RESULTS: dict[str, Any] = {
@@ -84,6 +85,7 @@ class Stores:
     """Damages stores in a folder."""
 
     title = "Stores"
+    kinds = (*BYTES, "another column", *SEALED)
     harmless = frozenset({"refused", "named", "the same", "unverified", "another store"})
 
     def __init__(self, folder: Path) -> None:
@@ -141,11 +143,6 @@ class Stores:
             return verdict
         other = compared(merged, victim.whole, complete=False)
         return SILENT if other == SILENT else verdict
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """How stores are damaged."""
-        return (*BYTES, *DAMAGES)
 
 
 def compared(found: Content, whole: Content, *, complete: bool = True) -> str:
@@ -255,7 +252,6 @@ def _resettled(path: Path, rng: random.Random) -> None:
                 connection.execute(f"UPDATE {table} SET seal = ? WHERE rowid = ?", (sealed, one))
 
 
-SEALED = ("other columns, sealed", "other settings, sealed")
 DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
     "another column": _other_column,
     SEALED[0]: _sealed_column,
