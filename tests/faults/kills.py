@@ -10,7 +10,6 @@ lost, doubled or different.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import select
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from injection import End, Fault
 from kill_cases import CASES, Case, Work
-from tally import Tally
+from tally import Tally, long_test
 from workshop import ROOT, Workshop, killed, workshop
 
 MOST_KILLS = 3
@@ -130,18 +129,13 @@ def kill(kills: int, tally: Tally, shop: Workshop, only: str | None = None) -> N
 
 def main() -> None:
     """Kill until so many are counted."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--kills", type=int, default=1000, help="go on until so many are counted")
-    options.add_argument("--only", choices=list(CASES), help="one command")
-    options.add_argument("--tally", type=Path, default=ROOT / "build" / "faults" / "kills.json")
-    given = options.parse_args()
-    tally = Tally(given.tally)
-    with workshop() as shop:
-        kill(given.kills, tally, shop, given.only)
-    for name, counts in tally.counts.items():
-        print(f"{name:15}", *(f"{number:,} {what};" for what, number in counts.items()))
-    if tally.faults:
-        raise SystemExit("\n".join(tally.faults))
+
+    def work(tally: Tally, only: str | None, amount: int | None) -> None:
+        with workshop() as shop:
+            kill(amount or 0, tally, shop, only)
+
+    path = ROOT / "build" / "faults" / "kills.json"
+    long_test(__doc__, list(CASES), path, work, ("--kills", 1000, "go on until so many are counted"))
 
 
 if __name__ == "__main__":

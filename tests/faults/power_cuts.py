@@ -10,14 +10,12 @@ command must end as if the power had not failed.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import random
-from pathlib import Path
 
 from kill_cases import CASES, Case
 from power_loss import LOSSES, Disk, Loss, calls_in
-from tally import Tally
+from tally import Tally, long_test
 from workshop import ROOT, Workshop, workshop
 
 FAULT = "fault"
@@ -75,18 +73,13 @@ def run(tally: Tally, shop: Workshop, only: str | None = None, most: int | None 
 
 def main() -> None:
     """Cut until all is done."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--only", choices=list(CASES), help="one command")
-    options.add_argument("--most", type=int, help="try so many moments of a command, spread over all")
-    options.add_argument("--tally", type=Path, default=ROOT / "build" / "faults" / "power_cuts.json")
-    given = options.parse_args()
-    tally = Tally(given.tally)
-    with workshop() as shop:
-        run(tally, shop, given.only, given.most)
-    for name, counts in tally.counts.items():
-        print(f"{name:15}", *(f"{number:,} {what};" for what, number in counts.items()))
-    if tally.faults:
-        raise SystemExit("\n".join(tally.faults))
+
+    def work(tally: Tally, only: str | None, amount: int | None) -> None:
+        with workshop() as shop:
+            run(tally, shop, only, amount)
+
+    path = ROOT / "build" / "faults" / "power_cuts.json"
+    long_test(__doc__, list(CASES), path, work, ("--most", None, "try so many moments of a command, spread over all"))
 
 
 if __name__ == "__main__":

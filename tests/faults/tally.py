@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,3 +43,29 @@ class Tally:
         new = self.path.with_suffix(".new")
         new.write_text(json.dumps({"day": self.day, "counts": self.counts, "faults": self.faults}, indent=1))
         os.replace(new, self.path)
+
+
+def long_test(
+    doc: str | None,
+    rows: Sequence[str],
+    path: Path,
+    work: Callable[[Tally, str | None, int | None], None],
+    amount: tuple[str, int | None, str],
+) -> None:
+    """The command line of a long test: goes on from its tally, prints it, and fails if anything went wrong.
+
+    ``work`` is given the tally, the one row that is asked for, and how much is; ``amount`` is that option's name,
+    default and help.
+    """
+    options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    name, default, explained = amount
+    options.add_argument(name, dest="amount", type=int, default=default, help=explained)
+    options.add_argument("--only", choices=list(rows), help="one command")
+    options.add_argument("--tally", type=Path, default=path, help="where the counts are kept")
+    given = options.parse_args()
+    tally = Tally(given.tally)
+    work(tally, given.only, given.amount)
+    for row, counts in tally.counts.items():
+        print(f"{row:15}", *(f"{number:,} {what};" for what, number in counts.items()))
+    if tally.faults:
+        raise SystemExit("\n".join(tally.faults))
