@@ -67,7 +67,7 @@ def test_every_preset_converts_trains_and_says_what_it_is_for(name: str) -> None
     assert model[2].weight_logit.grad is not None
     source = Path(presets.__file__).read_text()
     assert re.search(rf'^- "{name}": .+\.$', source, flags=re.MULTILINE)
-    assert "was measured on" in source
+    assert "were measured on" in source
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from dropconnectpp.lab.runs import runner
 
 matplotlib.use("agg")
 runner.commit()  # asks git once; each fork knows the answer
-drawing.METADATA = {"svg": drawing.METADATA["svg"]}  # figures in three forms would take most of the time
 IMPORTS = [
     __name__,
     *(f"dropconnectpp.lab.cli.{name}" for name in ("console", "data", "display", "results", "run", "train", "tune")),
@@ -100,6 +99,7 @@ def call(arguments: list[str], said: Path, address: str = "") -> int:
     """The command as a user types it; its process's number stands in a file beside ``said`` from the start."""
     _begin(said)
     catalogue.CATALOGUE["tiny"] = entry(address)
+    drawing.METADATA = {"svg": drawing.METADATA["svg"]}  # figures in three forms would take most of the time
     # A checkpoint after every epoch, not every minute.
     runner.Runner = partial(runner.Runner, checkpoint_s=0.0)  # type: ignore[assignment, misc]
     sys.argv = ["dcpp", *arguments]
