@@ -296,7 +296,8 @@ def two_processes(rank: int, folder: str, port: int, find_unused: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("find_unused", [True, False])
-def test_two_processes_stay_together(tmp_path: Path, find_unused: bool) -> None:
+def test_two_processes_stay_together(tmp_path: Path, find_unused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # else accelerate sets it, and warns
     arguments = (str(tmp_path), free_port(), find_unused)
     mp.start_processes(two_processes, arguments, nprocs=2, start_method="fork")  # a new one imports for seconds
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
