@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -336,22 +337,23 @@ def test_a_store_of_version_0_1_is_read_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs permissions of files")
-def test_a_store_of_version_0_1_is_read_in_a_folder_that_cannot_be_written(tmp_path_factory: Any) -> None:
-    folder = Path(tmp_path_factory.mktemp("read", numbered=True))
-    shutil.copy(GOLDEN / "finished-0.1.0.sqlite", path := folder / "results.sqlite")
-    before = path.read_bytes()
-    for parent in (folder.parent, folder.parent.parent):
-        parent.chmod(0o755)
-    path.chmod(0o444)
-    folder.chmod(0o555)
-    try:
-        found = subprocess.run([sys.executable, "-c", READING, str(path)], capture_output=True, text=True, check=False)
-    finally:
-        folder.chmod(0o755)
+def test_a_store_of_version_0_1_is_read_in_a_folder_that_cannot_be_written() -> None:
+    with tempfile.TemporaryDirectory() as name:  # nobody else may enter pytest's own folders
+        folder = Path(name)
+        shutil.copy(GOLDEN / "finished-0.1.0.sqlite", path := folder / "results.sqlite")
+        before = path.read_bytes()
+        path.chmod(0o444)
+        folder.chmod(0o555)
+        command = [sys.executable, "-c", READING, str(path)]
+        try:
+            found = subprocess.run(command, capture_output=True, text=True, check=False)
+            after = path.read_bytes()
+        finally:
+            folder.chmod(0o755)
     assert found.stdout.splitlines()[:1] == ["6 6 6 0"]
     assert found.returncode == 1  # it cannot be brought to the new version there
     assert "It can be read but not written" in found.stderr
-    assert path.read_bytes() == before
+    assert after == before
 
 
 def test_a_store_of_version_0_1_goes_on_and_its_rows_stay_unverified(tmp_path: Path) -> None:
