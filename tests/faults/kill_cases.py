@@ -19,7 +19,7 @@ from dropconnectpp.errors import DropConnectError
 from dropconnectpp.lab import data
 from dropconnectpp.lab.config import experiments
 from dropconnectpp.lab.runs.owner import Owner
-from dropconnectpp.lab.runs.store import Store
+from dropconnectpp.lab.runs.store import Store, StoreError
 
 Work = tuple[Callable[..., int], tuple[Any, ...]]
 STORE = "results.sqlite"
@@ -88,7 +88,13 @@ def _rows(path: Path) -> dict[str, Any]:
     """All that a store says, but for times and the processes that wrote it."""
     if not path.exists() or not path.stat().st_size:  # the power failed before the first transaction
         return {}
-    with Store.open(path, read_only=True) as store:
+    try:
+        opened = Store.open(path, read_only=True)
+    except StoreError as error:
+        if "it is empty" not in str(error):  # within the first transaction: SQLite takes back what is there of it
+            raise
+        return {}
+    with opened as store:
         rows = {
             f"row {row.key.digest} {row.key.replica}": (
                 row.status,
