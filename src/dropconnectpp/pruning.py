@@ -36,7 +36,9 @@ def prune(
     and a threshold is one of pi~. ``scope`` ranks within each layer or over the whole model. Biases
     are left alone unless ``biases`` is set: they are synapses too, but cost nothing. What is kept is
     a boolean buffer (`weight_kept`, `bias_kept`): it is saved with the model, counts in the KL, and
-    training goes on around it.
+    training goes on around it. `torch.distributed.checkpoint` reads only what the model to load into
+    has: prune that one first. A DropConnect++ layer raises if its masks were not read; one of fixed
+    rate cannot know.
 
     ``pattern="2:4"`` keeps the best 2 of every 4 weights that follow each other along the inputs, which is what the
     sparse products of NVIDIA's cards from Ampere on need. It makes a model smaller, and mostly slower: PyTorch's own
