@@ -432,6 +432,18 @@ def test_a_download_that_was_whole_when_it_was_killed_is_not_asked_for_again(ser
     assert f"/{name}" not in [path for path, _ in server.requests]
 
 
+def test_downloads_left_beside_a_set_that_is_in_place_go_with_the_next_fetch(server, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(access, "_forget_downloads", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
+        with pytest.raises(data.DataError, match="the disk is full"):
+            data.fetch("tiny", directory=tmp_path)
+    assert list((tmp_path / "downloads" / "tiny").iterdir())
+    asked = len(server.requests)
+    assert len(data.fetch("tiny", directory=tmp_path).train) == 200
+    assert not (tmp_path / "downloads" / "tiny").exists()
+    assert len(server.requests) == asked
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

