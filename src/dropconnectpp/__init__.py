@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dropconnectpp.errors import DropConnectError
     from dropconnectpp.inference.divergence import kl_divergence, named_kl
     from dropconnectpp.inference.elbo import ELBO, ELBOTerms
+    from dropconnectpp.inference.epoch_schedule import EpochSchedule
     from dropconnectpp.inference.parameter_groups import parameter_groups
     from dropconnectpp.inference.plan import SparsityPlan
     from dropconnectpp.io import load, save, to_onnx
@@ -59,6 +60,7 @@ __all__ = [
     "DropConnectPPConv3d",
     "DropConnectPPLinear",
     "ELBOTerms",
+    "EpochSchedule",
     "Evaluation",
     "Posterior",
     "Prediction",
@@ -100,6 +102,7 @@ _MODULES = {
     "conversion": ("convert", "coverage", "plain_state_dict", "to_dense"),
     "inference.divergence": ("kl_divergence", "named_kl"),
     "inference.elbo": ("ELBO", "ELBOTerms"),
+    "inference.epoch_schedule": ("EpochSchedule",),
     "inference.parameter_groups": ("parameter_groups",),
     "inference.plan": ("SparsityPlan",),
     "errors": ("DropConnectError",),
