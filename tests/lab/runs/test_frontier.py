@@ -18,7 +18,7 @@ from dropconnectpp.lab.config.pruning import FixedSupport, Plan, SparseVD
 from dropconnectpp.lab.config.selection import SparsitySearch
 from dropconnectpp.lab.config.sparsity import protocol_for
 from dropconnectpp.lab.report import text, verdicts
-from dropconnectpp.lab.runs import frontier
+from dropconnectpp.lab.runs import frontier, rows
 from dropconnectpp.lab.runs.frontier import Trial, choose
 from dropconnectpp.lab.runs.runner import Runner
 from dropconnectpp.lab.runs.store import Store
@@ -152,6 +152,31 @@ def test_what_is_chosen_keeps_its_share(trained: Path) -> None:
             for row in store.rows(notes(trained)[f"0.2 {name}"]["resolved"]):
                 share = row.results["weights_kept"] / row.results["weights"]
                 assert share == pytest.approx(0.2, rel=0.25 if name == "DropConnect++" else 0.01)
+
+
+def test_shares_are_of_the_weights_with_gates(tmp_path: Path) -> None:
+    """A share of the whole network would never be reached where most weights have no gates."""
+    file = FILE.replace('kind = "dense"\ngated = true', 'kind = "dense"').replace("keep = [0.3, 0.2]", "keep = [0.2]")
+    (tmp_path / "mine.toml").write_text(file)
+    assert frontier.train_frontier(from_file(tmp_path / "mine.toml"), runner(tmp_path))
+    found = notes(tmp_path)
+    gradual = found["0.2 Gradual magnitude pruning"]
+    assert [one["share"] for one in gradual["trials"]] == pytest.approx([0.2, 0.2], abs=1e-3)
+    with Store.open(tmp_path / "out" / "results.sqlite", read_only=True) as store:
+        for row in store.rows(gradual["resolved"]):
+            assert rows.share_kept(row.results) == pytest.approx(0.2, abs=1e-3)
+            assert [one.get("gated", True) for one in row.results["layers"]] == [True, False]
+        shares = {one.digest: one.settings for one in store.protocols()}[found["0.2 Random from the start"]["resolved"]]
+        assert len(shares["pruning"]["shares"]) == 1
+    assert "Kept is the share of the 6,144 weights with gates" in text(
+        tmp_path / "out" / "results.sqlite", ["connections"]
+    )
+
+
+def test_trials_are_not_measured_as_deployed(trained: Path) -> None:
+    with Store.open(trained / "out" / "results.sqlite", read_only=True) as store:
+        for row in store.rows():
+            assert not (row.protocol.settings["training"]["holdout"] and "deployed" in row.results)
 
 
 def test_controls_are_those_of_what_was_chosen(trained: Path) -> None:

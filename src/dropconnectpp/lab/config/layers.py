@@ -9,7 +9,9 @@ from dropconnectpp.lab.config.settings import check_fields, require
 
 LayerKind = Literal["convolution", "pool", "dense", "activation"]
 Activation = Literal["relu", "tanh"]
-NetworkName = Literal["paper", "lenet-300-100", "lenet-5-caffe", "layers"]
+NetworkName = Literal[
+    "paper", "lenet-300-100", "lenet-5-caffe", "paper-dense", "paper-dense-512", "paper-gated", "layers"
+]
 
 USED: dict[str, set[str]] = {
     "convolution": {"units", "size", "stride", "padding", "gated"},
@@ -69,12 +71,25 @@ def _convolution(units: int) -> Layer:
 
 _RELU, _POOL = Layer(kind="activation"), Layer(kind="pool", size=2)
 
+
+def _paper(hidden: int, *, gated: bool) -> tuple[Layer, ...]:
+    """The paper's network, with gates on its dense layer alone or on all layers."""
+    maps = [Layer(kind="convolution", units=count, size=5, padding=2, gated=gated) for count in (32, 32, 64)]
+    pool = Layer(kind="pool", size=3, stride=2, ceil_mode=True)
+    last = Layer(kind="dense", gated=gated)
+    return (maps[0], pool, _RELU, maps[1], pool, _RELU, maps[2], _RELU, _dense(hidden), _RELU, last)
+
+
 NETWORKS: dict[str, tuple[Layer, ...]] = {
     "lenet-300-100": (_dense(300), _RELU, _dense(100), _RELU, _dense()),
     "lenet-5-caffe": (_convolution(20), _POOL, _RELU, _convolution(50), _POOL, _RELU, _dense(500), _RELU, _dense()),
+    "paper-dense": _paper(64, gated=False),
+    "paper-dense-512": _paper(512, gated=False),
+    "paper-gated": _paper(64, gated=True),
 }
-"""The field's usual networks for comparing sparse training, gates on every layer. ReLU after the pool, where it is the
-same and there is less of it; Caffe's own LeNet-5 has none after its convolutions, Sparse VD's has."""
+"""The field's usual networks for comparing sparse training, gates on every layer, and the paper's with gates on its
+dense layer of 64 or 512 units or on every layer. ReLU after the pool, where it is the same and there is less of it;
+Caffe's own LeNet-5 has none after its convolutions, Sparse VD's has."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def logits_of(
     images, found = stack.examples.test_images, []
     with fast_products(stack.device, stack.dtype):
         for part in images.split(stack.chunk or CHUNK):
-            found.append(predict(stack.shape, part.to(stack.input_dtype), weights, stack.biases).double())
+            found.append(predict(stack.shape, part.to(stack.input_dtype), weights, stack.biases, stack.front).double())
             if told is not None:
                 told(sum(one.shape[1] for one in found), len(images))
     return torch.cat(found, 1)
@@ -142,7 +142,7 @@ def layers_left(layers: Sequence[WeightLayer], kept: Sequence[Tensor]) -> list[d
 
     A unit is left if it has a connection from an input that is left, and one to a unit that is left; what is not can be
     removed without a change but to biases. The last layer's units need no connection onwards. ``connected`` counts the
-    weights between inputs and units that are left.
+    weights between inputs and units that are left. A layer without gates says so: shares are not of its weights.
     """
     masks = [by_features(one, mask) for one, mask in zip(layers, kept, strict=True)]
     alive = [torch.ones(masks[0].shape[0], dtype=torch.bool, device=masks[0].device)]
@@ -167,6 +167,7 @@ def layers_left(layers: Sequence[WeightLayer], kept: Sequence[Tensor]) -> list[d
                 "units_left": int(alive[place + 1].sum()),
                 "inputs": mask.shape[0],
                 "inputs_left": int(left.any(1).sum()),
+                **({} if one.layer.gated else {"gated": False}),
             }
         )
     return found

@@ -16,6 +16,7 @@ from torch.nn.functional import conv2d, max_pool2d
 from dropconnectpp.lab.config.layers import Layer, LayeredShape, WeightLayer
 from dropconnectpp.lab.kernels.unfolded import convolve
 from dropconnectpp.lab.philox import Stream
+from dropconnectpp.lab.replicas.layered_front import Front
 
 Affine = Callable[[int, Tensor, bool], Tensor]
 """What a layer with weights makes of its inputs, given its number and whether its bias is to be added."""
@@ -31,13 +32,13 @@ def start(layers: Sequence[WeightLayer], root_seed: int, replicas: Tensor, dtype
     return found
 
 
-def run_layers(shape: LayeredShape, images: Tensor, affine: Affine, biases: Sequence[Tensor]) -> Tensor:
-    """Logits (R, B, K) of images (R, B, H, W, C).
+def run_layers(shape: LayeredShape, images: Tensor, affine: Affine, biases: Sequence[Tensor], done: int = 0) -> Tensor:
+    """Logits (R, B, K) of images (R, B, H, W, C), or of the maps that the first ``done`` layers made of them.
 
     A pool that follows a convolution comes before its bias: the result is the same, and there is less to add to.
     """
-    x, number = images, 0
-    for layer, after in _with_next(shape.layers):
+    x, number = images, sum(one.kind in ("convolution", "dense") for one in shape.layers[:done])
+    for layer, after in _with_next(shape.layers[done:]):
         if layer.kind == "activation":
             x = torch.relu(x) if layer.function == "relu" else torch.tanh(x)
         elif layer.kind == "pool":
@@ -98,12 +99,19 @@ def _convolved(one: WeightLayer, x: Tensor, weight: Tensor, bias: Tensor | None)
 
 
 def predict(
-    shape: LayeredShape, images: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
+    shape: LayeredShape,
+    images: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    front: Front | None = None,
 ) -> Tensor:  # (b, H, W, C) -> (R, b, K)
-    """Logits of every replica for the same images, by given weights."""
+    """Logits of every replica for the same images, by given weights; the first layers through ``front``."""
     layers = shape.weight_layers()
 
     def affine(number: int, x: Tensor, with_bias: bool) -> Tensor:
         return apply_weights(layers[number], x, weights[number], biases[number] if with_bias else None)
 
-    return run_layers(shape, images.expand(len(biases[0]), *images.shape), affine, biases)
+    stacked = images.expand(len(biases[0]), *images.shape)
+    if front is None:
+        return run_layers(shape, stacked, affine, biases)
+    return run_layers(shape, front.run(stacked, weights, biases), affine, biases, front.layers)

@@ -26,6 +26,7 @@ from dropconnectpp.lab.kernels.noise import draw_uniform
 from dropconnectpp.lab.kernels.synapses import StepRule, Synapses
 from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.replicas.layered_data import LayeredExamples
+from dropconnectpp.lab.replicas.layered_front import Front, supported_front
 from dropconnectpp.lab.replicas.layered_network import apply_weights, run_layers, start
 from dropconnectpp.lab.replicas.network import Unit, check_units
 from dropconnectpp.lab.replicas.pruning.gating import Gating, Settings, settings_of
@@ -80,6 +81,7 @@ class LayeredStack:
         self._make_parameters()
         self.segments = self._segments()
         self._make_buffers()
+        self.front = self._front()
         self.epoch = self.batch = 0
         self.on_batch: Callable[[float], None] | None = None  # told the share of the epoch that is done, and may raise
         self.chunk: int | None = None  # images evaluated at a time, where the usual number does not fit the memory
@@ -146,6 +148,14 @@ class LayeredStack:
         for segment in self.segments:
             for step in segment.event_steps:
                 self._events.setdefault(step, []).append(segment)
+
+    def _front(self) -> Front | None:
+        """The convolutions that go through the kernels of the paper's network: those without noise of their own."""
+        front = supported_front(self.shape, self.device, self.input_dtype)
+        noisy = bool(self.noisy) or self.dropout_keep is not None
+        if front is None or (noisy and any(number < front.weight_layers for number in self.gated)):
+            return None
+        return front
 
     # ---------------------------------------------------------------------------------------- training
 
@@ -245,7 +255,9 @@ class LayeredStack:
         count = len(self.layers)
         weights, biases, variances = leaves[:count], leaves[count : 2 * count], leaves[2 * count :]
         with torch.enable_grad():
-            logits = run_layers(self.shape, images, self._affine(weights, biases, variances), biases)
+            affine, front = self._affine(weights, biases, variances), self.front
+            maps = images if front is None else front.run(images, weights, biases)
+            logits = run_layers(self.shape, maps, affine, biases, 0 if front is None else front.layers)
             flat = cross_entropy(logits.to(self.dtype).flatten(0, 1), labels.flatten(), reduction="none")
             losses = flat.view(labels.shape).mean(1)
             found = torch.autograd.grad(losses.sum(), leaves)

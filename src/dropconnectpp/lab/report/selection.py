@@ -21,7 +21,14 @@ Notes = Mapping[tuple[str, str], Any]
 """The store's notes, by digest and name."""
 OTHER_TITLES = {"fashion-mnist": "Fashion-MNIST", "mnist": "MNIST"}
 """Titles of data sets that the paper does not use."""
-NETWORK_TITLES = {"lenet-300-100": "LeNet-300-100", "lenet-5-caffe": "LeNet-5-Caffe", "layers": "layers of your own"}
+NETWORK_TITLES = {
+    "lenet-300-100": "LeNet-300-100",
+    "lenet-5-caffe": "LeNet-5-Caffe",
+    "paper-dense": "the paper's dense layer",
+    "paper-dense-512": "the paper's dense layer of 512 units",
+    "paper-gated": "the paper's network, all layers gated",
+    "layers": "layers of your own",
+}
 """Titles of networks other than the paper's."""
 
 

@@ -19,6 +19,7 @@ from dropconnectpp.lab.config.selection import SparsitySearch
 from dropconnectpp.lab.config.sparsity import DENSE, OURS, controls_of, described, family
 from dropconnectpp.lab.replicas.network import Unit
 from dropconnectpp.lab.runs.hyperparameters import run_trials
+from dropconnectpp.lab.runs.rows import share_kept
 from dropconnectpp.lab.runs.runner import Runner
 from dropconnectpp.lab.runs.store import Row
 
@@ -47,7 +48,7 @@ class Trial:
         done = [row.results for row in rows if row.status == "done"]
         if not done or len(done) < len(rows):
             return cls(protocol, tried.digest, math.nan, math.nan, math.nan, len(rows), len(rows) - len(done))
-        share = fmean(one["weights_kept"] / one["weights"] for one in done)
+        share = fmean(share_kept(one) or 0.0 for one in done)
         accuracy = fmean(one["accuracy"] for one in done)
         return cls(protocol, tried.digest, share, 100.0 - accuracy, fmean(one["nll"] for one in done), len(rows), 0)
 
@@ -157,6 +158,7 @@ def _controls(chosen: Mapping[tuple[str, float], Protocol], search: SparsitySear
 
 
 def layer_shares(rows: Sequence[Row]) -> list[float]:
-    """The share of each layer's weights that networks kept, means over them."""
-    layers: list[list[Mapping[str, Any]]] = [row.results["layers"] for row in rows if row.status == "done"]
+    """The share of each gated layer's weights that networks kept, means over them."""
+    done = [row.results["layers"] for row in rows if row.status == "done"]
+    layers: list[list[Mapping[str, Any]]] = [[one for one in layer if one.get("gated", True)] for layer in done]
     return [fmean(one["kept"] / one["weights"] for one in layer) for layer in zip(*layers, strict=True)]

@@ -35,7 +35,7 @@ RUN = (
 )
 """The columns that a seal covers, in its order. A run that is not finished has an owner, and no seal."""
 
-LISTS = ("losses", "curve", "mc", "pruning", "layers")
+LISTS = ("losses", "curve", "mc", "pruning", "layers", "judged")
 MAPPINGS = ("calibration", "uncertainty", "foreign", "posterior")
 NUMBERS = ("accuracy", "nll", "brier", "ece", "diverged_at")
 """What a report takes for granted of results that have such names; others may be anything."""
@@ -259,6 +259,36 @@ def read_row(values: Sequence[object], sealed: object, protocols: Mapping[str, S
         results=results,
         verified=sealed is not None,
     )
+
+
+def gated_counts(results: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Weights with gates, and how many of them a network keeps: all weights, but of layers that say they have none.
+
+    >>> layers = [{"weights": 300, "kept": 300, "gated": False}, {"weights": 100, "kept": 10}]
+    >>> gated_counts({"weights": 400, "weights_kept": 310, "layers": layers})
+    (100.0, 10.0)
+    """
+    layers = results.get("layers")
+    known = [one for one in layers if isinstance(one, Mapping)] if isinstance(layers, list) else []
+    own = [one for one in known if one.get("gated", True)]
+    if 0 < len(own) < len(known):
+        pairs = [(_count(one.get("weights")), _count(one.get("kept"))) for one in own]
+    else:
+        pairs = [(_count(results.get("weights")), _count(results.get("weights_kept")))]
+    weights, kept = (sum(one for one in column if one is not None) for column in zip(*pairs, strict=True))
+    complete = all(one is not None for pair in pairs for one in pair)
+    return (float(weights), float(kept)) if complete else None
+
+
+def share_kept(results: Mapping[str, Any]) -> float | None:
+    """The share of the weights with gates that a network keeps; None where the row does not say."""
+    counts = gated_counts(results)
+    return counts[1] / counts[0] if counts is not None and counts[0] else None
+
+
+def _count(value: object) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST
+    return float(value) if known else None  # type: ignore[arg-type]
 
 
 def check_results(results: Mapping[str, Any]) -> None:

@@ -25,12 +25,14 @@ from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.kernels import launch_config
 from dropconnectpp.lab.replicas import evaluation, layered_evaluation
+from dropconnectpp.lab.replicas.layered_front import fitting_front
 from dropconnectpp.lab.replicas.layered_stack import LayeredStack
 from dropconnectpp.lab.replicas.network import Shape, Unit
 from dropconnectpp.lab.replicas.stack import Stack
 from dropconnectpp.lab.runs.checkpoints import Checkpoint, Checkpoints
 from dropconnectpp.lab.runs.interruption import Interruption
 from dropconnectpp.lab.runs.owner import Owner
+from dropconnectpp.lab.runs.predictions import Predictions
 from dropconnectpp.lab.runs.progress import Display
 from dropconnectpp.lab.runs.session import ClaimsLostError, Heartbeat, OutOfTimeError, Session
 from dropconnectpp.lab.runs.store import FINAL, MENDING, Damage, Key, Store, listed
@@ -39,7 +41,7 @@ CPU_GROUP = 8
 """Replicas of a stack on a CPU, where more at once gain nothing."""
 GPU_GROUP = 64
 LAYERED_GROUP = 200
-STORE, CHECKPOINTS = "results.sqlite", "checkpoints"
+STORE, CHECKPOINTS, PREDICTIONS = "results.sqlite", "checkpoints", "predictions"
 
 
 Wanted = dict[tuple[str, int], Unit]
@@ -73,9 +75,12 @@ class Runner:
     """Least time between checkpoints; longer where they take long to write."""
     interruption: Interruption = field(default_factory=Interruption)
     """Whether somebody asked to stop; a checkpoint is then written first."""
+    keeps_predictions: bool = False
+    """Whether what judged networks predict is kept, for ensembles of them."""
 
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.out / CHECKPOINTS, self.display.note)
+        self.predictions = Predictions(self.out / PREDICTIONS, self.display.note)
         self.owner = Owner.here()
         self._datasets: dict[str, Dataset] = {}
         self._told: set[Damage] = set()
@@ -94,8 +99,11 @@ class Runner:
             self._datasets[name].begin_check()
         return self._datasets[name]
 
-    def run(self, units: Sequence[Unit]) -> Outcome:
-        """Do the part of the work that is not done and that no other process does."""
+    def run(self, units: Sequence[Unit], after_stack: Callable[[], object] | None = None) -> Outcome:
+        """Do the part of the work that is not done and that no other process does.
+
+        ``after_stack`` is called whenever rows have been stored.
+        """
         wanted: Wanted = {unit.key: unit for unit in units}
         stopped = False
         with self.store() as store:
@@ -107,6 +115,8 @@ class Runner:
             try:
                 while group := self._resumed(store, wanted) or self._fresh(store, wanted):
                     self._train(store, *group)
+                    if after_stack is not None:
+                        after_stack()
                     self.interruption.check()
             except OutOfTimeError as error:
                 stopped = True
@@ -236,6 +246,7 @@ class Runner:
                 self.deadline,
                 self.checkpoint_s,
                 self.interruption,
+                self.keeps_predictions,
             )
 
         session = begin()
@@ -270,6 +281,8 @@ class Runner:
             if unit.key in done:
                 continue
             status, results = session.history.result(r, result)
+            if predictions := session.predictions(r):
+                self.predictions.write(unit.key, predictions)  # before the row: what is finished is not made again
             store.finish(
                 unit.key,
                 self.owner,
@@ -297,8 +310,12 @@ def bytes_of(protocol: Protocol, dataset: Dataset) -> int:
     channels, side, classes, batch = *dataset.shape[:2], len(dataset.classes), protocol.training.batch_size
     if not protocol.architecture.layered:
         return bytes_per_replica(Shape(protocol.architecture, channels, side, classes), batch)
-    layers = protocol.architecture.shape(channels, side - 2 * protocol.normalisation.crop, classes).weight_layers()
-    images = max(batch, layered_evaluation.CHUNK)
+    given = protocol.architecture.shape(channels, side - 2 * protocol.normalisation.crop, classes)
+    layers, images = given.weight_layers(), max(batch, layered_evaluation.CHUNK)
+    if fitting_front(given) is not None and protocol.precision == "mixed":
+        # Only pooled maps go to memory: each layer's input, its gradient, and what the kernels keep of it.
+        maps = sum(one.inputs * (one.side_in**2 if one.convolution else 1) + 2 * one.units for one in layers)
+        return 4 * (12 * sum(one.weights for one in layers) + 4 * images * maps) + 8 * len(dataset.train)
     # Windows, maps before and after a pool, and what backward makes of them.
     maps = sum(one.side_out**2 * (3 * one.fan_in * one.convolution + 4 * one.units) for one in layers)
     return 4 * (12 * sum(one.weights for one in layers) + images * maps) + 8 * len(dataset.train)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -13,9 +13,10 @@ from typing import Any, Self
 
 import torch
 
+from dropconnectpp.lab.config.corruptions import SEVERITIES
 from dropconnectpp.lab.config.protocol import Evaluation
 from dropconnectpp.lab.data.dataset import Dataset
-from dropconnectpp.lab.replicas import evaluation, layered_deployment, layered_evaluation
+from dropconnectpp.lab.replicas import evaluation, judging, layered_deployment, layered_evaluation
 from dropconnectpp.lab.replicas.layered_stack import LayeredStack
 from dropconnectpp.lab.replicas.network import Unit
 from dropconnectpp.lab.replicas.stack import Stack
@@ -23,6 +24,7 @@ from dropconnectpp.lab.runs.checkpoints import Checkpoint, Checkpoints, require_
 from dropconnectpp.lab.runs.database import StoreError
 from dropconnectpp.lab.runs.interruption import Interruption
 from dropconnectpp.lab.runs.owner import Owner
+from dropconnectpp.lab.runs.predictions import Images, Logs
 from dropconnectpp.lab.runs.progress import Display, History
 from dropconnectpp.lab.runs.store import Store
 
@@ -69,6 +71,8 @@ class Session:
     deadline: float | None
     checkpoint_s: float
     interruption: Interruption = field(default_factory=Interruption)
+    keeps_predictions: bool = False
+    """Whether what the networks predict of judged images is kept after `measure`."""
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -78,6 +82,7 @@ class Session:
         self.stack.on_batch = self._after_batch
         self.history = History([[] for _ in self.units], [[] for _ in self.units])
         self.deployments: list[layered_deployment.Deployment | None] = [None] * len(self.units)
+        self._predictions: dict[Images, Logs] = {}
         self._saving_s = self.stack.state_bytes / SAVING_BYTES_S
         self._trained = self._unsaved = False  # in this session; since the last checkpoint
 
@@ -185,10 +190,23 @@ class Session:
 
         if isinstance(stack, LayeredStack):
             found = layered_evaluation.final(stack, settings, report)
+            if self.protocol.training.holdout:  # a trial: only its error and what it keeps count
+                return found
             self.deployments = layered_deployment.measure(stack)
             pairs = zip(found, self.deployments, strict=True)
             return [one if small is None else one | {"deployed": small.sizes} for one, small in pairs]
-        return evaluation.final(stack, settings, foreign, report)
+        found = evaluation.final(stack, settings, foreign, report)
+        if not settings.judged:
+            return found
+        judged = judging.judge(stack, settings, foreign, report, self._keep if self.keeps_predictions else None)
+        return [one | {"judged": each} for one, each in zip(found, judged, strict=True)]
+
+    def _keep(self, images: Images, logs: torch.Tensor) -> None:
+        self._predictions[images] = logs.cpu().numpy()
+
+    def predictions(self, r: int) -> dict[Images, Logs]:
+        """What a replica predicts of each set of judged images; empty where nothing was kept."""
+        return {images: logs[r] for images, logs in self._predictions.items()}
 
     def measure(self, foreign: Dataset | None) -> list[dict[str, Any]]:
         """Measure everything at the end, for each replica."""
@@ -226,26 +244,43 @@ class Session:
 def _final_share(settings: Evaluation) -> float:
     """Roughly how many times as long the final evaluation takes as one along the way."""
     masks = max((*settings.samples, 0)) + settings.predictive_samples + 4 * len(settings.shares)
+    if settings.judged:  # foreign images may be several times as many
+        masks += (1 + settings.predictive_samples) * (4 + len(SEVERITIES) * len(settings.corruptions))
     return (1.0 + masks) / (1.0 + settings.curve_samples)
 
 
 class Heartbeat:
     """Tells the store, from a thread, that this process lives, however long an epoch takes."""
 
-    def __init__(self, path: Path, owner: Owner, keys: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, path: Path, owner: Owner, keys: Iterable[tuple[str, int]] = ()) -> None:
         self.path, self.owner, self.keys = path, owner, set(keys)
-        self.lost = False
+        self._lost: set[tuple[str, int]] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
+    def watch(self, keys: Iterable[tuple[str, int]]) -> None:
+        """Look out for more work, which is claimed already."""
+        self.keys = self.keys.union(keys)
+        self._lost = self._lost.difference(keys)
+
+    def forget(self, keys: Iterable[tuple[str, int]]) -> None:
+        """Look out no longer for work that is about to be finished or given back."""
+        self.keys = self.keys.difference(keys)
+
+    @property
+    def lost(self) -> bool:
+        """Whether some of the work is another's."""
+        return not self.keys.isdisjoint(self._lost)
+
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):
+            watched = frozenset(self.keys)
             try:
                 with Store.open(self.path) as store:  # a Store serves one thread
                     owned = store.heartbeat(self.owner)
             except StoreError:
                 continue  # busy this once; the lease is ten times as long
-            self.lost = not self.keys.issubset(owned)
+            self._lost = set(watched.difference(owned))
 
     def check(self) -> None:
         """Raise if the work is no longer ours."""

@@ -14,6 +14,7 @@ from dropconnectpp.lab.report.formats import finite
 from dropconnectpp.lab.report.selection import Notes, ReportedExperiment
 from dropconnectpp.lab.report.statistics import Comparison, holm, paired, welch
 from dropconnectpp.lab.report.tables.rows import ByReplica, Table, compared, identity, plain, statistic
+from dropconnectpp.lab.runs.rows import gated_counts, share_kept
 
 Measure = Literal["error", "nll", "ece"]
 """What is compared; lower is better."""
@@ -48,13 +49,9 @@ class Place:
 
     @property
     def kept(self) -> dict[int, float]:
-        """The share of weights kept, by replica."""
-        weights = self.experiment.values("weights")
-        return {
-            replica: kept / weights[replica]
-            for replica, kept in self.experiment.values("weights_kept").items()
-            if weights.get(replica)
-        }
+        """The share of weights kept, by replica: of those with gates, where some layers have none."""
+        shares = {row.key.replica: finite(share_kept(row.results)) for row in self.experiment.done}
+        return {replica: share for replica, share in shares.items() if share is not None}
 
 
 def connection_tables(experiments: Sequence[ReportedExperiment], notes: Notes) -> dict[str, Table]:
@@ -121,6 +118,7 @@ def _frontier(places: Sequence[Place]) -> Table:
             "share": share,
             "times": None if not share else 1.0 / share,
             "weights": finite(first.get("weights")),
+            "gated": None if (counts := gated_counts(first)) is None else counts[0],
             "kept": _mean_of(place.experiment.values("weights_kept").values()),
             "biases": finite(first.get("biases")),
             **dict(found.items()),

@@ -73,8 +73,7 @@ def _frontier(rows: Table, tests: Table) -> TableView:
             _remarks(row),
         )
 
-    weights = {(str(row["title"]), row["weights"], row["biases"]) for row in rows if row["weights"]}
-    sizes = [f"{name}: {n:,.0f} weights and {b or 0:,.0f} biases." for name, n, b in sorted(weights)]
+    sizes = sorted({_size(row) for row in rows if row["weights"]})
     return TableView(
         name="connections",
         caption="Networks with few connections: error on the test set in percent, by the share of weights kept",
@@ -104,6 +103,14 @@ def _frontier(rows: Table, tests: Table) -> TableView:
         words=(10, 11),
         sentences=verdicts.by_share(rows, tests),
     )
+
+
+def _size(row: TableRow) -> str:
+    """How many weights a network has, and of how many the share kept is."""
+    text = f"{title(row)}: {row['weights']:,.0f} weights and {row['biases'] or 0:,.0f} biases."
+    if row["gated"] in (None, row["weights"]):
+        return text
+    return f"{text} Kept is the share of the {row['gated']:,.0f} weights with gates; all others stay."
 
 
 def _as_published(row: TableRow) -> str:
