@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from dropconnectpp.lab.config.corruptions import CORRUPTIONS
 from dropconnectpp.lab.config.layers import NETWORKS, Layer, LayeredShape, NetworkName
 from dropconnectpp.lab.config.method import METHODS, Method, MethodName
 from dropconnectpp.lab.config.pruning import AnyPruning
@@ -186,13 +187,25 @@ class Evaluation:
     """Whole networks drawn for entropy and mutual information; 0 leaves them out."""
     foreign: str | None = None
     """Another data set, on whose images the network should be unsure."""
+    judged: bool = field(default=False, metadata=LATE)
+    """Whether NLL, ECE and Brier score are measured by one pass and over whole networks, and how well the entropy tells
+    foreign images."""
+    corruptions: tuple[str, ...] = field(default=(), metadata=LATE)
+    """Corruptions of the test images, each at five severities, on which all that is judged too."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         require(self.every >= 1 and self.bins >= 1, "every and bins must be at least 1.")
         counts = (self.curve_samples, self.predictive_samples, *self.samples)
         require(all(n >= 0 for n in counts) and list(self.samples) == sorted(self.samples), "samples must rise from 0.")
         require(all(0.0 < share <= 1.0 for share in self.shares), f"shares must lie in (0, 1], got {self.shares}.")
         object.__setattr__(self, "shares", tuple(map(float, self.shares)))
+        unknown = [name for name in self.corruptions if name not in CORRUPTIONS]
+        require(not unknown, f"corruptions must be of {', '.join(CORRUPTIONS)}, got {', '.join(unknown)}.")
+        require(
+            len(set(self.corruptions)) == len(self.corruptions), f"corruptions names one twice: {self.corruptions}."
+        )
+        require(self.judged or not self.corruptions, "corruptions do nothing unless judged is true.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +253,7 @@ class Protocol:
         require(plain, "num_samples, evaluation and slab are for the paper's network.")
         require(training.last_batch == "drop", "last_batch 'keep' is for the paper's network.")
         require(self.evaluation.foreign is None, "foreign is for the paper's network.")
+        require(not self.evaluation.judged, "judged is for the paper's network.")
 
     @property
     def label(self) -> str:

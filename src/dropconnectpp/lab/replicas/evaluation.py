@@ -36,7 +36,7 @@ def _chunk_of(stack: Stack) -> int:
     return stack.chunk or CHUNK
 
 
-def _blocks(stack: Stack, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def blocks(stack: Stack, images: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Which images, and their features (R, b, I): of several chunks, so that masks are drawn less often.
 
     Of one chunk where memory was short.
@@ -106,7 +106,7 @@ class _Tally:
 def along_the_way(stack: Stack, settings: Evaluation) -> list[dict[str, Any]]:
     """A point of Figure 1(a) for each replica: accuracy and NLL by Eq. (19) and by Eq. (18)."""
     mean, sampled = _Tally(stack), _Tally(stack)
-    for rows, inputs in _blocks(stack, stack.examples.test_images):
+    for rows, inputs in blocks(stack, stack.examples.test_images):
         labels = stack.examples.test_labels[rows]
         for segment in stack.segments:
             mean.add(segment.rows, stack.predict_segment(segment, inputs[segment.rows]), labels)
@@ -155,7 +155,7 @@ def final(
     mean, calibration = _Tally(stack), _Calibration(stack, settings.bins)
     images, labels = stack.examples.test_images, stack.examples.test_labels
     uncertainty = _Uncertainty(stack)
-    for rows, inputs in _blocks(stack, images):
+    for rows, inputs in blocks(stack, images):
         target = labels[rows]
         for segment in stack.segments:
             x = inputs[segment.rows]
@@ -285,15 +285,20 @@ def check_foreign(side: int, foreign: Dataset) -> None:
         )
 
 
-def _foreign(stack: Stack, foreign: Dataset, settings: Evaluation) -> list[dict[str, Any]]:
-    """Uncertainty on images of another data set, brought to this one's number of channels."""
+def foreign_images(stack: Stack, foreign: Dataset) -> Tensor:
+    """The test images of another data set, brought to this one's number of channels."""
     images = as_tensor(foreign.test.images, stack.device)
     check_foreign(stack.shape.side, foreign)
     channels = stack.shape.channels
     if images.shape[1] != channels:
         images = images.float().mean(1, keepdim=True).round().to(torch.uint8).expand(-1, channels, -1, -1)
+    return images
+
+
+def _foreign(stack: Stack, foreign: Dataset, settings: Evaluation) -> list[dict[str, Any]]:
+    """Uncertainty on images of another data set."""
     uncertainty = _Uncertainty(stack)
-    for _, inputs in _blocks(stack, images):
+    for _, inputs in blocks(stack, foreign_images(stack, foreign)):
         for segment in stack.segments:
             uncertainty.add(segment, inputs[segment.rows], settings.predictive_samples)
     return [uncertainty.result(r, labelled=False) or {} for r in range(len(stack.units))]
