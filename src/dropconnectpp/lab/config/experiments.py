@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from dropconnectpp.lab.config.corruptions import CORRUPTIONS
+from dropconnectpp.lab.config.ensembles import MEMBERS, Ensemble
 from dropconnectpp.lab.config.method import METHODS, PAPER_METHODS, Hyper, Method, MethodName
 from dropconnectpp.lab.config.protocol import Architecture, Evaluation, Protocol, Training, paper
 from dropconnectpp.lab.config.pruning import PRUNING, Pruning
@@ -46,6 +48,8 @@ class Experiment:
     selection: Selection = field(default_factory=Selection)
     sparsity: SparsitySearch | None = None
     """Where it is given, the protocols are settings of methods that keep few connections, of which it chooses."""
+    ensembles: int = 0
+    """Members of the ensembles that are judged beside single networks; 0: none."""
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -63,6 +67,11 @@ class Experiment:
             raise ProtocolError("an experiment needs at least one method.")
         if self.sparsity is not None:
             check_budgets(self.protocols, self.sparsity)
+        if self.ensembles:
+            for protocol in self.protocols:
+                Ensemble(of=protocol, members=self.ensembles)  # raises where they cannot be judged
+            if self.repeats < self.ensembles:
+                raise ProtocolError(f"ensembles of {self.ensembles} need as many repeats, got {self.repeats}.")
 
     @property
     def replicas(self) -> range:
@@ -113,6 +122,46 @@ def of_the_paper(
     return Experiment(protocols=tuple(protocols), repeats=repeats, selection=Selection(together=together))
 
 
+JUDGED_METHODS = ("none", "dropout", "dropconnect", "dropconnect++", "per-example")
+FOREIGN = {"cifar10": "svhn", "cifar100": "svhn", "svhn": "cifar10", "fashion-mnist": "mnist", "mnist": "fashion-mnist"}
+"""Whose images the networks of a data set should be unsure of, as the field has it."""
+IN_COLOUR = ("cifar10", "cifar100", "svhn")
+JUDGED = Evaluation(every=100, curve_samples=0, samples=(), shares=(), predictive_samples=30, judged=True)
+
+
+def uncertainty(
+    data: str,
+    *,
+    methods: Sequence[MethodName | str] = JUDGED_METHODS,
+    repeats: int = 20,
+    epochs: int | None = None,
+    step_size: float | None = None,
+    rate: float | None = None,
+    root_seed: int = 0,
+    foreign: str | None = None,
+    together: bool = False,
+) -> Experiment:
+    """How good are the probabilities: by one pass, over drawn networks, of ensembles; on foreign and corrupted images.
+
+    Without ``foreign`` the images are those of `FOREIGN`. Corruptions are of images in colour.
+    """
+    base = of_the_paper(
+        "table1",
+        data,
+        methods=methods,
+        repeats=repeats,
+        epochs=epochs,
+        step_size=step_size,
+        rate=rate,
+        root_seed=root_seed,
+        together=together,
+    )
+    corruptions = CORRUPTIONS if data in IN_COLOUR else ()
+    evaluation = replace(JUDGED, foreign=foreign or FOREIGN.get(data), corruptions=corruptions)
+    protocols = tuple(replace(protocol, evaluation=evaluation) for protocol in base.protocols)
+    return replace(base, protocols=protocols, ensembles=MEMBERS if repeats >= MEMBERS else 0)
+
+
 def sparsity(
     data: str,
     network: str = "lenet-300-100",
@@ -154,7 +203,7 @@ def sparsity_search(
 
 
 def from_file(path: Path) -> Experiment:
-    """Your own experiment: `repeats`, `[protocol]`, `[[methods]]`, `[selection]`, `[sparsity]`, each optional."""
+    """Your own experiment: numbers and tables of `CONTENT`, and `[[methods]]`."""
     try:
         with path.open("rb") as file:
             content: dict[str, Any] = tomllib.load(file)
@@ -209,15 +258,16 @@ def _from_content(content: dict[str, Any]) -> Experiment:
             else method
             for method, one in zip(chosen, given, strict=True)
         ]
-    repeats = content.get("repeats", 10)
-    if type(repeats) is not int:
-        raise ProtocolError(f"repeats must be a whole number, got {repeats!r}.")
+    counts = {"repeats": content.get("repeats", 10), "ensembles": content.get("ensembles", 0)}
+    for name, value in counts.items():
+        if type(value) is not int:
+            raise ProtocolError(f"{name} must be a whole number, got {value!r}.")
     protocols = tuple(
         _with_step(_with_method(one, method), table)
         for method, table in zip(chosen, given, strict=True)
         for one in bases
     )
-    return Experiment(protocols=protocols, repeats=repeats, selection=selection, sparsity=search)
+    return Experiment(protocols=protocols, selection=selection, sparsity=search, **counts)
 
 
 def _with_step(protocol: Protocol, table: dict[str, Any]) -> Protocol:
@@ -253,7 +303,7 @@ def _by_step_size(protocol: dict[str, Any]) -> list[dict[str, Any]]:
     return [protocol | {"training": training | one} for one in steps]
 
 
-CONTENT = ("repeats", "protocol", "methods", "selection", "sparsity")
+CONTENT = ("repeats", "ensembles", "protocol", "methods", "selection", "sparsity")
 WHOLE = ("shares",)
 """Settings that are lists themselves."""
 

@@ -6,6 +6,7 @@ from dropconnectpp.lab.config.experiments import Experiment
 from dropconnectpp.lab.config.notes import COMMAND, COMMAND_TOGETHER, TIMING_COMMAND
 from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.replicas.network import Unit
+from dropconnectpp.lab.runs.ensembles import judge_ensembles, missing
 from dropconnectpp.lab.runs.frontier import train_frontier
 from dropconnectpp.lab.runs.hyperparameters import choose_hyperparameters
 from dropconnectpp.lab.runs.runner import Runner
@@ -30,7 +31,14 @@ def train(experiment: Experiment, runner: Runner) -> bool:
     complete = choose_hyperparameters(experiment.protocols, runner, experiment.selection)
     if complete is None:
         return False
-    outcome = runner.run([Unit(p, replica) for p in complete.values() for replica in experiment.replicas])
+    members = experiment.ensembles
+    runner.keeps_predictions = members > 0
+    protocols = list({p.digest: p for p in complete.values()}.values())
+
+    def judge() -> bool:
+        return not members or judge_ensembles(protocols, members, experiment.replicas, runner)
+
+    outcome = runner.run([Unit(p, replica) for p in protocols for replica in experiment.replicas], judge)
     if outcome.left and not outcome.stopped:
         runner.display.note(f"Other processes train the rest: {outcome.left} left.")
         with runner.store(read_only=True) as store:
@@ -40,6 +48,9 @@ def train(experiment: Experiment, runner: Runner) -> bool:
                         f"The clock of {holder} is far ahead of this one's, or cannot be read. If that process is "
                         "gone, free its work with: dcpp store release"
                     )
+    if not judge() and not outcome.left:
+        for line in missing(protocols, members, experiment.replicas, runner):
+            runner.display.note(line)
     return not outcome.left
 
 

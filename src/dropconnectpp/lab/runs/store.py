@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dropconnectpp.errors import ArgumentError, check_choice, check_count
+from dropconnectpp.lab.config.ensembles import Ensemble
 from dropconnectpp.lab.config.json_values import canonical, check_mapping, check_text, to_json
 from dropconnectpp.lab.config.protocol import Protocol
 from dropconnectpp.lab.config.uci import Regression
@@ -126,7 +127,7 @@ class Store(Database):
 
     # -------------------------------------------------------------------------- protocols and notes
 
-    def add(self, protocol: Protocol | Regression, label: str | None = None) -> str:
+    def add(self, protocol: Protocol | Regression | Ensemble, label: str | None = None) -> str:
         """Make an experiment known and return its digest. Its label is the first one given, else its method's."""
         settings, digest = canonical(protocol.to_dict()), protocol.digest
         with self._writing() as connection:
