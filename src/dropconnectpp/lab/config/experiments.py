@@ -126,7 +126,7 @@ JUDGED_METHODS = ("none", "dropout", "dropconnect", "dropconnect++", "per-exampl
 FOREIGN = {"cifar10": "svhn", "cifar100": "svhn", "svhn": "cifar10", "fashion-mnist": "mnist", "mnist": "fashion-mnist"}
 """Whose images the networks of a data set should be unsure of, as the field has it."""
 IN_COLOUR = ("cifar10", "cifar100", "svhn")
-JUDGED = Evaluation(every=100, curve_samples=0, samples=(), shares=(), predictive_samples=30, judged=True)
+JUDGED = Evaluation(every=25, curve_samples=0, samples=(), shares=(), predictive_samples=30, judged=True)
 
 
 def uncertainty(

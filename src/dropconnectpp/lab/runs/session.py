@@ -244,9 +244,11 @@ class Session:
 def _final_share(settings: Evaluation) -> float:
     """Roughly how many times as long the final evaluation takes as one along the way."""
     masks = max((*settings.samples, 0)) + settings.predictive_samples + 4 * len(settings.shares)
-    if settings.judged:  # foreign images may be several times as many
-        masks += (1 + settings.predictive_samples) * (4 + len(SEVERITIES) * len(settings.corruptions))
-    return (1.0 + masks) / (1.0 + settings.curve_samples)
+    share = (1.0 + masks) / (1.0 + settings.curve_samples)
+    if not settings.judged:
+        return share
+    sets = 4 + len(SEVERITIES) * len(settings.corruptions)  # foreign images may be several times as many
+    return share + sets * (1.0 + settings.predictive_samples / 10)  # most of a set's time goes to the convolutions
 
 
 class Heartbeat:
