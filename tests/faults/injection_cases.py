@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
+
 
 def replace_file(folder: Path) -> str:
     """Six calls: create, write, fsync, rename, fsync of the folder, unlink."""
@@ -18,3 +20,8 @@ def replace_file(folder: Path) -> str:
     os.close(descriptor)
     (folder / "other").unlink()
     return "written"
+
+
+def write_array(folder: Path) -> None:
+    """Write an array as numpy does: header by Python, numbers by C."""
+    np.save(folder / "array.npy", np.arange(100))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from injection import SUPPORTED, Fault, Faulty, How
-from injection_cases import replace_file
+from injection_cases import replace_file, write_array
 from power_loss import Disk, calls_in, losses
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="needs Linux and a C compiler")
@@ -59,6 +60,18 @@ def test_the_log_holds_what_was_written(faulty: Faulty, folder: Path, tmp_path: 
     logged = (tmp_path / "log").read_bytes()
     assert b"\t0\t10\t" in logged
     assert b"0123456789fsync\t" in logged
+
+
+def test_what_numpy_writes_counts_and_fails(faulty: Faulty, folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert faulty.run(write_array, folder, root=folder, log=log).calls == 3
+    assert [call.name for call in calls_in(log, folder)] == ["create", "write", "write"]
+    np.testing.assert_array_equal(np.load(folder / "array.npy"), np.arange(100))
+    assert calls_in(log, folder)[-1].data == np.arange(100).tobytes()
+    (folder / "array.npy").unlink()
+    end = faulty.run(write_array, folder, root=folder, fault=Fault(3, "half"))
+    assert (end.failed, end.error[:7]) == ("write /array.npy", "OSError")
+    assert (folder / "array.npy").stat().st_size == 128 + 400
 
 
 def test_the_log_tells_what_a_power_loss_may_leave(faulty: Faulty, folder: Path, tmp_path: Path) -> None:
