@@ -332,7 +332,7 @@ logit_steps = [1, 10]
         ("repeats = ", "cannot be read ("),
         ("a = 1\na = 2", "cannot be read ("),
         ("seeds = 3", "seeds is no setting. Known: repeats, protocol, methods, selection, sparsity."),
-        ("[protocol]\ncolour = 1", "protocol.colour is no setting. Known: architecture, data, "),
+        ("[protocol]\ncolour = 1", "protocol.colour is no setting. Known: architecture, by_epoch, data, "),
         ("[protocol.training]\nlr = 1", "protocol.training.lr is no setting. Known: batch_size, "),
         ("[[methods]]\ndropout = 1", "methods.dropout is no setting. Known: alpha, "),
         ("[selection]\nsteps = 1", "selection.steps is no setting. Known: farther, holdout_share, "),

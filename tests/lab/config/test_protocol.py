@@ -96,6 +96,8 @@ def changed(settings: Any, path: tuple[str, ...]) -> Any:
     changes |= {
         "rate": {"kind": "dropout"},
         "evaluation": {"kind": "dropconnect"},
+        "mask": {"kind": "dropconnect"},
+        "scaling": {"kind": "dropconnect"},
         "temperature": {"estimator": "concrete"},
     }.get(name if isinstance(settings, Method) else "", {})
     return replace(settings, **changes)
@@ -121,7 +123,9 @@ OF_LAYERS = {
 """Settings that only a network given as layers has; `test_pruning` has `name`, `layers` and `pruning`."""
 
 
-PATHS = [path for path in leaves(Protocol()) if path[-1] not in ("name", "layers", "pruning")]
+APART = ("name", "layers", "pruning", "by_epoch", "population")
+"""Tables that are not there at first: `test_by_epoch` and `test_pruning` have them."""
+PATHS = [path for path in leaves(Protocol()) if path[-1] not in APART]
 
 
 @pytest.mark.parametrize("path", PATHS, ids=".".join)
@@ -259,7 +263,7 @@ def test_settings_are_read_from_toml(tmp_path):
         (lambda: Protocol(precision="half"), "precision must be one of mixed, float32, float64, got 'half'."),
         (
             lambda: from_dict(Protocol, {"seed": 1}),
-            "seed is no setting. Known: architecture, data, evaluation, method, n",
+            "seed is no setting. Known: architecture, by_epoch, data, evaluation, method, n",
         ),
         (lambda: from_dict(Protocol, {"method": {"rat": 1}}), "method.rat is no setting. Known: alpha, baseline, beta"),
         (lambda: from_dict(Protocol, {"method": "none"}), "method must be a table of settings, got 'none'."),

@@ -9,9 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from dropconnectpp.lab.config.by_epoch import ByEpoch
 from dropconnectpp.lab.config.corruptions import CORRUPTIONS
 from dropconnectpp.lab.config.ensembles import MEMBERS, Ensemble
 from dropconnectpp.lab.config.method import METHODS, PAPER_METHODS, Hyper, Method, MethodName
+from dropconnectpp.lab.config.population import MEMBERS as POPULATION_MEMBERS
+from dropconnectpp.lab.config.population import USUAL as POPULATION_METHODS
+from dropconnectpp.lab.config.population import Population
 from dropconnectpp.lab.config.protocol import Architecture, Evaluation, Protocol, Training, paper
 from dropconnectpp.lab.config.pruning import PRUNING, Pruning
 from dropconnectpp.lab.config.selection import Selection, SparsitySearch
@@ -50,6 +54,9 @@ class Experiment:
     """Where it is given, the protocols are settings of methods that keep few connections, of which it chooses."""
     ensembles: int = 0
     """Members of the ensembles that are judged beside single networks; 0: none."""
+    population: Population | None = None
+    """Where it is given, networks that take over from each other find step size and rate or KL weight by epoch; fresh
+    networks are then trained by what was found."""
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -67,6 +74,13 @@ class Experiment:
             raise ProtocolError("an experiment needs at least one method.")
         if self.sparsity is not None:
             check_budgets(self.protocols, self.sparsity)
+        for protocol in self.protocols if self.population is not None else ():
+            open_there = protocol.training.step_size is None and protocol.method.rate is None
+            if not open_there or protocol.by_epoch is not None or protocol.training.holdout:
+                raise ProtocolError(
+                    f"{protocol.label}: a population finds step size and rate on images that it holds out itself. "
+                    "Leave step_size, rate, by_epoch and holdout out."
+                )
         if self.ensembles:
             for protocol in self.protocols:
                 Ensemble(of=protocol, members=self.ensembles)  # raises where they cannot be judged
@@ -162,6 +176,25 @@ def uncertainty(
     return replace(base, protocols=protocols, ensembles=MEMBERS if repeats >= MEMBERS else 0)
 
 
+def population(
+    data: str,
+    *,
+    methods: Sequence[MethodName | str] = POPULATION_METHODS,
+    members: int = POPULATION_MEMBERS,
+    every: int = 5,
+    keep: float | None = 0.05,
+    repeats: int = 50,
+    epochs: int | None = None,
+    root_seed: int = 0,
+) -> Experiment:
+    """Schedules of step size and rate, or KL weight, found by networks that take over from each other, and replayed.
+
+    The preset `sparse` is judged with the share ``keep`` of its weights; all others whole.
+    """
+    base = of_the_paper("table1", data, methods=methods, repeats=repeats, epochs=epochs, root_seed=root_seed)
+    return replace(base, population=Population(members=members, every=every, keep=keep))
+
+
 def sparsity(
     data: str,
     network: str = "lenet-300-100",
@@ -231,7 +264,7 @@ def _from_content(content: dict[str, Any]) -> Experiment:
     for name, value in content.items():
         if name not in CONTENT:
             raise ProtocolError(f"{name} is no setting. Known: {', '.join(CONTENT)}.")
-        if name in ("protocol", "selection", "sparsity") and not isinstance(value, dict):
+        if name in ("protocol", "selection", "sparsity", "population") and not isinstance(value, dict):
             raise ProtocolError(f"{name} must be a table, under [{name}], got {value!r}.")
     bases = [from_dict(Protocol, one, "protocol.") for one in _by_step_size(content.get("protocol", {}))]
     base = bases[0]
@@ -262,12 +295,13 @@ def _from_content(content: dict[str, Any]) -> Experiment:
     for name, value in counts.items():
         if type(value) is not int:
             raise ProtocolError(f"{name} must be a whole number, got {value!r}.")
+    members = from_dict(Population, content["population"], "population.") if "population" in content else None
     protocols = tuple(
-        _with_step(_with_method(one, method), table)
+        _by_epoch(_with_step(_with_method(one, method), table), table)
         for method, table in zip(chosen, given, strict=True)
         for one in bases
     )
-    return Experiment(protocols=protocols, selection=selection, sparsity=search, **counts)
+    return Experiment(protocols=protocols, selection=selection, sparsity=search, population=members, **counts)
 
 
 def _with_step(protocol: Protocol, table: dict[str, Any]) -> Protocol:
@@ -278,8 +312,18 @@ def _with_step(protocol: Protocol, table: dict[str, Any]) -> Protocol:
     return replace(protocol, training=replace(protocol.training, step_size=step_size))
 
 
+def _by_epoch(protocol: Protocol, table: dict[str, Any]) -> Protocol:
+    """The protocol with what a method's own table gives by epoch."""
+    if "by_epoch" not in table:
+        return protocol
+    given = table["by_epoch"]
+    if not isinstance(given, dict):
+        raise ProtocolError(f"methods.by_epoch must be a table, got {given!r}.")
+    return replace(protocol, by_epoch=from_dict(ByEpoch, given, "methods.by_epoch."))
+
+
 def _method_from(table: dict[str, Any]) -> Method | Pruning:
-    table = {name: value for name, value in table.items() if name != "step_size"}
+    table = {name: value for name, value in table.items() if name not in ("step_size", "by_epoch")}
     kind = PRUNING.get(str(table.get("kind")))
     return from_dict(Method, table, "methods.") if kind is None else from_dict(kind, table, "methods.")
 
@@ -303,7 +347,7 @@ def _by_step_size(protocol: dict[str, Any]) -> list[dict[str, Any]]:
     return [protocol | {"training": training | one} for one in steps]
 
 
-CONTENT = ("repeats", "ensembles", "protocol", "methods", "selection", "sparsity")
+CONTENT = ("repeats", "ensembles", "protocol", "methods", "selection", "sparsity", "population")
 WHOLE = ("shares",)
 """Settings that are lists themselves."""
 

@@ -18,6 +18,8 @@ Baseline = Literal["running", "mean-network", "leave-one-out", "same-sample"]
 Hyper = Literal["learned", "optimal"]
 Parameterisation = Literal["logit", "probability"]
 Reward = Literal["likelihood", "random-sign"]
+MaskKind = Literal["batch", "example"]
+Scaling = Literal["prediction", "training"]
 MethodName = Literal[Kind, "sparse", "per-example"]
 """What `METHODS` has."""
 
@@ -72,6 +74,12 @@ class Method:
     slab: float | None = field(default=None, metadata=LATE)
     """Standard deviation of a Gaussian prior on a weight or bias that is on: the loss gains pi~ W^2 / (2 slab^2 N)
     for each, whatever the KL's weight is; for DropConnect pi~ is the keep probability. None: no such prior."""
+    mask: MaskKind = field(default="batch", metadata=LATE)
+    """Of DropConnect: one mask for a minibatch, or one for each example, as the DropConnect paper draws them."""
+    scaling: Scaling = field(default="prediction", metadata=LATE)
+    """Of DropConnect: where the keep probability p is made up for. Either prediction multiplies by p, or training
+    divides by it and prediction uses W as it is. Under Adagrad that is another training: for p W it is the first with
+    a step size 1/p times as large and a start 1/p times as far out, in the regularised layer alone."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -95,6 +103,9 @@ class Method:
         if self.baseline == "leave-one-out":
             require(self.num_samples >= 2, "baseline 'leave-one-out' needs num_samples of at least 2.")
         require(self.estimator != "eq16" or self.hyper == "learned", "estimator 'eq16' needs hyper 'learned'.")
+        alone = self.mask == "batch" or (self.slab is None and self.num_samples == 1 and self.scaling == "prediction")
+        require(alone, "mask 'example' goes with one sample, no slab, and scaling 'prediction'.")
+        require(self.scaling == "prediction" or self.slab is None, "scaling 'training' goes without a slab.")
         self._refuse_idle_settings()
 
     def _refuse_idle_settings(self) -> None:
@@ -102,8 +113,8 @@ class Method:
         used = {
             "none": {"kind"},
             "dropout": {"kind", "rate"},
-            "dropconnect": {"kind", "rate", "evaluation", "num_samples", "slab"},
-            "dropconnect++": {item.name for item in fields(self)} - {"rate", "evaluation"},
+            "dropconnect": {"kind", "rate", "evaluation", "num_samples", "slab", "mask", "scaling"},
+            "dropconnect++": {item.name for item in fields(self)} - {"rate", "evaluation", "mask", "scaling"},
         }[self.kind]
         idle = {
             "baseline": self.estimator not in ("bbvi", "eq16"),
@@ -138,7 +149,8 @@ class Method:
         {'keep_probability': 0.25, 'evaluation': 'mean'}
         """
         if self.kind == "dropconnect" and self.rate:  # the library's layer always drops something
-            return {"keep_probability": 1.0 - self.rate, "evaluation": self.evaluation}
+            mask = {} if self.mask == "batch" else {"mask": self.mask}
+            return {"keep_probability": 1.0 - self.rate, "evaluation": self.evaluation, **mask}
         if self.kind != "dropconnect++":
             return {}
         return {

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from dropconnectpp.lab.config.by_epoch import ByEpoch
 from dropconnectpp.lab.config.corruptions import CORRUPTIONS
 from dropconnectpp.lab.config.layers import NETWORKS, Layer, LayeredShape, NetworkName
 from dropconnectpp.lab.config.method import METHODS, Method, MethodName
+from dropconnectpp.lab.config.population import Population
 from dropconnectpp.lab.config.pruning import AnyPruning
 from dropconnectpp.lab.config.settings import LATE, check_fields, late_settings, require
 
@@ -151,7 +154,8 @@ class Training:
     holdout_kind: HoldoutKind = field(default="random", metadata=LATE)
     """Which: any, the same for all networks, or the last of the training set."""
     optimiser: Optimiser = field(default="adagrad", metadata=LATE)
-    """Of weights and biases, for networks given as layers."""
+    """Of weights and biases. For the paper's network Adagrad, as the paper has it, or Adam, which then moves the
+    posterior too; SGD is for networks given as layers."""
     schedule: StepSchedule = field(default="constant", metadata=LATE)
     """Of the step size: constant, falling to 0 in a line over the second half, or as half a cosine."""
     momentum: float = field(default=0.9, metadata=LATE)
@@ -224,25 +228,54 @@ class Protocol:
     "float32" means TF32 products."""
     pruning: AnyPruning | None = field(default=None, metadata=LATE)
     """How a network given as layers is made small. `method`, where it is not given, is then "none"."""
+    by_epoch: ByEpoch | None = field(default=None, metadata=LATE)
+    """Step size, rate and KL weight by epoch. Where they are given here, the method's rate and KL weight and the step
+    size, if given at all, are those of the last epoch."""
+    population: Population | None = field(default=None, metadata=LATE)
+    """Networks that take over weights and settings from each other. Step size and rate are then open for good."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.by_epoch is not None:
+            self._end_with(self.by_epoch)
         if (self.pruning is not None or self.architecture.layered) and self.method == Method():
             object.__setattr__(self, "method", METHODS["none"])
         self._check_layered()
         require(0 <= self.root_seed < 2**63, f"root_seed must lie in [0, 2^63), got {self.root_seed}.")
 
+    def _end_with(self, by_epoch: ByEpoch) -> None:
+        """Fill in what the schedule says of the last epoch: there networks are measured."""
+        last, method, training = by_epoch.in_epoch(self.training.epochs - 1), self.method, self.training
+        late = [f"{epoch}" for epoch in by_epoch.at if epoch >= training.epochs]
+        require(not late, f"by_epoch names epoch {', '.join(late)}, and there are {training.epochs}, counted from 0.")
+        require("rate" not in last or method.has_rate, f"by_epoch has a rate, and {method.kind!r} has none.")
+        learned = method.kind == "dropconnect++" and method.kl_weight > 0
+        require("kl_weight" not in last or learned, f"by_epoch has a KL weight, and {method.kind!r} has none.")
+        for name, value in last.items():
+            given = training.step_size if name == "step_size" else getattr(method, name)
+            fits = given in (None, value) or (name == "kl_weight" and given == Method.kl_weight)
+            require(fits, f"by_epoch ends with {name} {value:g}, and {name} is {given}. Leave it out.")
+        changes: dict[str, Any] = {name: value for name, value in last.items() if name != "step_size"}
+        object.__setattr__(self, "method", replace(method, **changes))
+        if "step_size" in last:
+            object.__setattr__(self, "training", replace(training, step_size=last["step_size"]))
+
     def _check_layered(self) -> None:
         """Settings that only a network given as layers has, and those that it does not have."""
         training, method = self.training, self.method
         if not self.architecture.layered:
-            later = self.pruning is not None or training.optimiser != "adagrad" or training.schedule != "constant"
+            later = self.pruning is not None or training.optimiser == "sgd" or training.schedule != "constant"
             require(
                 not later and self.normalisation.scope != "given" and not self.normalisation.crop,
-                "pruning, crop, scope 'given' and other optimisers than Adagrad with a constant step are for networks "
-                "given by name or as layers. Set architecture.name or architecture.layers.",
+                "pruning, crop, scope 'given' and other optimisers than Adagrad and Adam with a constant step are for "
+                "networks given by name or as layers. Set architecture.name or architecture.layers.",
             )
+            late = training.optimiser == "adam" and method.learn_after > 0
+            require(not late, "learn_after is for Adagrad: Adam's corrections count the steps from the first.")
+            self._check_population()
             return
+        require(self.by_epoch is None, "by_epoch is for the paper's network.")
+        require(self.population is None, "population is for the paper's network.")
         if self.pruning is not None:
             require(method.kind == "none", f"{self.pruning.name} has its own noise: leave method {method.kind!r} out.")
         require(
@@ -255,15 +288,47 @@ class Protocol:
         require(self.evaluation.foreign is None, "foreign is for the paper's network.")
         require(not self.evaluation.judged, "judged is for the paper's network.")
 
+    def _check_population(self) -> None:
+        if self.population is None:
+            return
+        open_there = self.training.step_size is None and self.method.rate is None and self.by_epoch is None
+        require(open_there, "a population finds step size and rate: leave step_size, rate and by_epoch out.")
+        require(self.training.holdout > 0, "a population is judged on held-out images: give a holdout.")
+        every, measured = self.population.every, self.evaluation.every
+        require(every == measured, f"members are judged where they are measured: every is {every} and {measured}.")
+        few = self.population.keep is not None
+        require(
+            not few or self.method.kind == "dropconnect++", f"keep is for methods that learn, not {self.method.kind!r}."
+        )
+
     @property
     def label(self) -> str:
         """What tables call the method."""
-        return self.method.label if self.pruning is None else self.pruning.label
+        label = self.method.label if self.pruning is None else self.pruning.label
+        return label if self.by_epoch is None else f"{label}, {self.by_epoch.label}"
 
     @property
     def complete(self) -> bool:
-        """Whether step size, rate and logit step are chosen."""
+        """Whether step size, rate and logit step are chosen, or will be on the way."""
+        if self.population is not None:
+            return self.method.logit_step is not None
         return self.training.step_size is not None and self.method.complete
+
+    def in_epoch(self, epoch: int) -> Protocol:
+        """The protocol with the settings of an epoch, counted from 0."""
+        return self if self.by_epoch is None else self.with_settings(self.by_epoch.in_epoch(epoch))
+
+    def with_settings(self, values: Mapping[str, float]) -> Protocol:
+        """The protocol with other values of step size, rate or KL weight, whatever epoch it is."""
+        changes: dict[str, Any] = {name: value for name, value in values.items() if name != "step_size"}
+        step_size = values.get("step_size", self.training.step_size)
+        return replace(
+            self,
+            method=replace(self.method, **changes),
+            training=replace(self.training, step_size=step_size),
+            by_epoch=None,
+            population=None,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data. Settings that came late are left out at their defaults: older digests stay what they were."""
@@ -276,11 +341,17 @@ class Protocol:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def stackable(self, other: Protocol) -> bool:
-        """Whether replicas of both can train in one stack: all but method and step size agree."""
+        """Whether replicas of both can train in one stack: all but method and step size agree.
+
+        A population is a stack of its own.
+        """
+        if self.population is not None or other.population is not None:
+            return self == other
 
         def shared(one: Protocol) -> Protocol:
             method = METHODS["none"] if one.architecture.layered else Method()
-            return replace(one, method=method, pruning=None, training=replace(one.training, step_size=None))
+            training = replace(one.training, step_size=None)
+            return replace(one, method=method, pruning=None, by_epoch=None, training=training)
 
         return shared(self) == shared(other)
 

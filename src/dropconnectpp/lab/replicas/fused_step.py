@@ -24,9 +24,13 @@ from dropconnectpp.lab.replicas.regularisers import SYNAPSES
 
 
 def supported(networks: Networks) -> bool:
-    """Whether the kernels can take a stack's steps: on a GPU, with inputs in bf16 and gates for every segment."""
+    """Whether the kernels can take a stack's steps: on a GPU, with Adagrad, bf16 inputs and gates for every segment."""
     mixed = networks.device.type == "cuda" and networks.input_dtype == torch.bfloat16
-    return mixed and all(s.regulariser.gate() is not None for s in networks.segments)
+    return (
+        mixed
+        and networks.protocol.training.optimiser == "adagrad"
+        and all(s.regulariser.gate() is not None for s in networks.segments)
+    )
 
 
 def take(networks: Networks, images: Tensor, labels: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from dropconnectpp.lab.config.protocol import Architecture, Protocol
 from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.device import tensor_cores
 from dropconnectpp.lab.kernels.adagrad import adagrad_all_
+from dropconnectpp.lab.kernels.adam import adam_all_
 from dropconnectpp.lab.kernels.dense import linear
 from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.replicas.dropconnectpp import DropConnectPP
@@ -122,7 +123,7 @@ KINDS: dict[str, type[Regulariser]] = {
 
 
 class Networks:
-    """R networks side by side that do not know of each other: all that training changes, and Adagrad's step on it."""
+    """R networks side by side that do not know of each other: all that training changes, and the optimiser's step."""
 
     def __init__(self, units: Sequence[Unit], shape: Shape, num_data: int, device: torch.device) -> None:
         self.units, self.device, self.protocol, self.shape = tuple(units), device, units[0].protocol, shape
@@ -132,14 +133,21 @@ class Networks:
         self.input_dtype = torch.bfloat16 if mixed else self.dtype
         self.replicas = torch.tensor([unit.replica for unit in self.units], device=device)
         self.parameters = start(shape, protocol.root_seed, self.replicas, self.dtype)
-        self.step_sizes = torch.tensor(
-            [u.protocol.training.step_size for u in self.units], device=device, dtype=self.dtype
-        )
+        self.step_sizes = self._sizes([unit.protocol.in_epoch(0) for unit in self.units])
         self.segments = self._segments(num_data)
         self.accumulators = {name: torch.zeros_like(value) for name, value in self._trained()}
+        self.averages: dict[str, Tensor] = {}
+        """Adam's of the gradients; `accumulators` then holds those of their squares."""
+        if protocol.training.optimiser == "adam":
+            self.averages = {name: torch.zeros_like(value) for name, value in self._trained()}
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.epoch = 0
         self.batch = 0  # steps taken of the epoch, where it was interrupted
+
+    def _sizes(self, protocols: Sequence[Protocol]) -> Tensor:
+        """Step sizes, (R,); members of a population have none of their own yet."""
+        sizes = [protocol.training.step_size or 0.0 for protocol in protocols]
+        return torch.tensor(sizes, device=self.device, dtype=self.dtype)
 
     def _segments(self, num_data: int) -> list[Segment]:
         segments, first = [], 0
@@ -172,11 +180,17 @@ class Networks:
         pieces: Sequence[Tensor] = self.parameters[name].split([s.rows.stop - s.rows.start for s in self.segments])
         return pieces
 
+    def protocols_in(self, epoch: int) -> list[Protocol]:
+        """Each replica's protocol with the settings of an epoch."""
+        return [unit.protocol.in_epoch(epoch) for unit in self.units]
+
     def begin_epoch(self) -> None:
         """Set what depends on the epoch, in place: a CUDA graph reads the same memory."""
+        protocols = self.protocols_in(self.epoch)
+        self.step_sizes.copy_(self._sizes(protocols))
         for number, segment in enumerate(self.segments):
             regulariser = segment.regulariser
-            regulariser.begin_epoch(self.epoch)
+            regulariser.begin_epoch(self.epoch, [one.method for one in protocols[segment.rows]])
             segment.gate_sizes.copy_(self.step_sizes[segment.rows] * regulariser.gate_step)
             late = [row for row, m in enumerate(regulariser.methods) if m.learn_after and m.learn_after == self.epoch]
             late = [] if self.batch else late  # done when the epoch began
@@ -185,10 +199,14 @@ class Networks:
 
     @torch.no_grad()
     def update(self, gradients: dict[str, Tensor]) -> None:
-        """Take Adagrad's step on all that has a gradient, by name."""
+        """Take the optimiser's step on all that has a gradient, by name."""
         settings, trained = self.protocol.training, dict(self._trained())
         values, sums = ([named[name] for name in gradients] for named in (trained, self.accumulators))
         sizes = [self._step_sizes_for(name) for name in gradients]
+        if settings.optimiser == "adam":
+            averages = [self.averages[name] for name in gradients]
+            adam_all_(values, list(gradients.values()), averages, sums, sizes, self.step)
+            return
         adagrad_all_(values, list(gradients.values()), sums, sizes, settings.epsilon, settings.epsilon_inside)
 
     def _step_sizes_for(self, name: str) -> Tensor:  # (R,)

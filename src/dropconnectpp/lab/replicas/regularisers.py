@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dropconnectpp.functional import expected_activation
 from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.kernels.dense import draw_masks, linear
+from dropconnectpp.lab.kernels.examples import example_product
 from dropconnectpp.lab.kernels.gates import FixedGate, Gate, OpenGate
 from dropconnectpp.lab.philox import Stream
 from dropconnectpp.ops import gated_weight
@@ -47,10 +48,16 @@ class Regulariser(ABC):
         self.kl_scale, self.gate_step = torch.empty_like(self.rates), torch.empty_like(self.rates)
         self.begin_epoch(0)
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Set what depends on the epoch, counted from 0. In place: a CUDA graph reads the same memory."""
-        self.kl_scale.copy_(self._row([m.kl_weight_in(epoch) / self.num_data for m in self.methods]))
-        self.gate_step.copy_(self._row([m.gate_step_in(epoch) for m in self.methods]))
+    def begin_epoch(self, epoch: int, methods: Sequence[Method] | None = None) -> None:
+        """Set what depends on the epoch, counted from 0. In place: a CUDA graph reads the same memory.
+
+        ``methods`` is what the replicas' methods are in this epoch, where rates or KL weights change.
+        """
+        methods = self.methods if methods is None else methods
+        self.rates.copy_(self._row([m.rate or 0.0 for m in methods]))
+        self.keep.copy_(1.0 - self.rates)
+        self.kl_scale.copy_(self._row([m.kl_weight_in(epoch) / self.num_data for m in methods]))
+        self.gate_step.copy_(self._row([m.gate_step_in(epoch) for m in methods]))
 
     def _row(self, values: Sequence[float]) -> Tensor:
         """One number a replica, (R,)."""
@@ -162,10 +169,28 @@ class DropConnect(Regulariser):
         return self.method.num_samples
 
     def train_pass(self, x: Tensor, weight: Tensor, bias: Tensor, step: Tensor, index: int) -> Tensor:
+        weight, bias = self._scaled(weight, bias)
+        if self.method.mask == "example":
+            return self._example_pass(x, weight, bias, step)
         gates = [self._mask(name, step, index) for name in SYNAPSES]
         return torch.relu(linear(x, gated_weight.masked(weight, gates[0]), gated_weight.masked(bias, gates[1])))
 
+    def _example_pass(self, x: Tensor, weight: Tensor, bias: Tensor, step: Tensor) -> Tensor:
+        """A mask for each example, of weights and biases."""
+        sums = example_product(x, weight, self.keep, self._stream("mask:weight"), self.replicas, step)
+        keep = self.keep[:, None, None].expand_as(sums)
+        mask = draw_masks(self._stream("mask:bias"), keep, self.replicas, step)
+        return torch.relu(sums + bias[:, None, :] * mask)
+
+    def _scaled(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """What masks multiply: W, or W / p where training makes up for the keep probability p."""
+        if self.method.scaling == "prediction":
+            return weight, bias
+        return weight / self.keep[:, None, None], bias / self.keep[:, None]
+
     def gate(self, name: str = "weight") -> Gate | None:
+        if self.method.mask == "example" or self.method.scaling == "training":
+            return None
         return FixedGate(self.keep, self._stream(f"mask:{name}"), self.method.num_samples, self._slab_scale)
 
     def slab_loss(self, name: str, value: Tensor) -> Tensor | None:
@@ -184,6 +209,7 @@ class DropConnect(Regulariser):
 
     def mean_pass(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         keep = self.keep
+        weight, bias = self._scaled(weight, bias)
         mean = linear(x, weight * keep[:, None, None], bias * keep[:, None])
         if self.method.evaluation == "mean":
             return torch.relu(mean)
@@ -192,6 +218,7 @@ class DropConnect(Regulariser):
         return expected_activation(nn.ReLU(), mean, torch.sqrt(variance + 1e-12))
 
     def sampler(self, x: Tensor, weight: Tensor, bias: Tensor) -> Callable[[int], Tensor]:
+        weight, bias = self._scaled(weight, bias)
         keep = [self.keep_probability(name) for name in SYNAPSES]
         streams = [self._stream(f"evaluation:{name}") for name in SYNAPSES]
 

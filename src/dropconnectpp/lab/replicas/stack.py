@@ -204,12 +204,14 @@ class Stack(Networks):
             None if s.regulariser.moments is None else s.regulariser.moments.cpu().clone() for s in self.segments
         ]
         state = {"epoch": self.epoch, "step": int(self.step), "tensors": tensors, "sums": sums, "moments": moments}
+        if self.averages:
+            state["averages"] = {name: value.cpu().clone() for name, value in self.averages.items()}
         return state | {"batch": self.batch, "loss_sum": self.loss_sum.cpu().clone()}
 
     @property
     def state_bytes(self) -> int:
-        """Roughly the size of `state`: the parameters and Adagrad's sum for each."""
-        return 2 * sum(value.numel() * value.element_size() for _, value in self._trained())
+        """Roughly the size of `state`: the parameters and what the optimiser remembers of each."""
+        return (3 if self.averages else 2) * sum(value.numel() * value.element_size() for _, value in self._trained())
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
@@ -223,6 +225,8 @@ class Stack(Networks):
         for name, value in self._trained():
             value.copy_(state["tensors"][name])
             self.accumulators[name].copy_(state["sums"][name])
+            if self.averages:
+                self.averages[name].copy_(state["averages"][name])
         for segment, moments in zip(self.segments, state["moments"], strict=True):
             if segment.regulariser.moments is not None:
                 segment.regulariser.moments.copy_(moments)

@@ -9,6 +9,7 @@ from dropconnectpp.lab.replicas.network import Unit
 from dropconnectpp.lab.runs.ensembles import judge_ensembles, missing
 from dropconnectpp.lab.runs.frontier import train_frontier
 from dropconnectpp.lab.runs.hyperparameters import choose_hyperparameters
+from dropconnectpp.lab.runs.population import train_populations
 from dropconnectpp.lab.runs.runner import Runner
 
 
@@ -28,6 +29,8 @@ def train(experiment: Experiment, runner: Runner) -> bool:
     """Choose open settings, then train. Return whether everything is finished."""
     if experiment.sparsity is not None:
         return train_frontier(experiment, runner)
+    if experiment.population is not None:
+        return train_populations(experiment, runner)
     complete = choose_hyperparameters(experiment.protocols, runner, experiment.selection)
     if complete is None:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,34 @@ class Display:
     def group_finished(self) -> None:
         """The stack's rows are stored."""
 
+    def overall(self, title: str, done: float, total: float, left_s: float | None) -> None:
+        """Where the whole of the work stands that several workers do, in epochs of one network."""
+
+
+class Relay(Display):
+    """Passes on what it is told, as the name of a method and its arguments."""
+
+    def __init__(self, tell: Callable[[str, tuple[Any, ...]], None]) -> None:
+        self._tell = tell
+
+    def note(self, text: str) -> None:
+        self._tell("note", (text,))
+
+    def group(self, title: str, replicas: int, epochs: int, done: int) -> None:
+        self._tell("group", (title, replicas, epochs, done))
+
+    def within(self, done: float) -> None:
+        self._tell("within", (done,))
+
+    def epoch(self, done: int, loss: float, accuracy: float | None) -> None:
+        self._tell("epoch", (done, loss, accuracy))
+
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        self._tell("evaluating", (what, done, total))
+
+    def steps(self, what: str, done: int, total: int) -> None:
+        self._tell("steps", (what, done, total))
+
 
 @dataclass
 class History:
@@ -59,6 +88,11 @@ class History:
     def all_diverged(self) -> bool:
         """Whether nothing is left to train."""
         return all(self.diverged_at(r) is not None for r in range(len(self.losses)))
+
+    def follow(self, parents: Sequence[int]) -> None:
+        """Give each replica the past of the one whose weights it has now."""
+        self.losses = [list(self.losses[parent]) for parent in parents]
+        self.curves = [list(self.curves[parent]) for parent in parents]
 
     def result(self, r: int, measured: dict[str, Any]) -> tuple[FinalStatus, dict[str, Any]]:
         """Status and results of a replica; where it diverged, only what came before."""

@@ -19,6 +19,7 @@ from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.replicas import evaluation, judging, layered_deployment, layered_evaluation
 from dropconnectpp.lab.replicas.layered_stack import LayeredStack
 from dropconnectpp.lab.replicas.network import Unit
+from dropconnectpp.lab.replicas.population import PopulationStack, judged_points
 from dropconnectpp.lab.replicas.stack import Stack
 from dropconnectpp.lab.runs.checkpoints import Checkpoint, Checkpoints, require_alike
 from dropconnectpp.lab.runs.database import StoreError
@@ -41,9 +42,11 @@ LAYERED_FINAL_SHARE = 3.0
 
 
 def make_stack(units: Sequence[Unit], dataset: Dataset, device: torch.device) -> Stack | LayeredStack:
-    """The stack that trains such networks: the paper's, or those given as layers."""
-    kind = LayeredStack if units[0].protocol.architecture.layered else Stack
-    return kind(units, dataset, device)
+    """The stack that trains such networks: the paper's, a population of them, or those given as layers."""
+    protocol = units[0].protocol
+    if protocol.architecture.layered:
+        return LayeredStack(units, dataset, device)
+    return (Stack if protocol.population is None else PopulationStack)(units, dataset, device)
 
 
 class OutOfTimeError(Exception):
@@ -172,6 +175,8 @@ class Session:
         points = self._with_less_memory(self._points)
         for curve, point in zip(self.history.curves, points, strict=True):
             curve.append({"epoch": self.stack.epoch, **point})
+        if isinstance(self.stack, PopulationStack):
+            self.history.follow(self.stack.judge(points))
         self.history.evaluation_s = time.monotonic() - begun
         return float(sum(point["accuracy"] for point in points) / len(points))
 
@@ -179,6 +184,8 @@ class Session:
         stack, settings = self.stack, self.protocol.evaluation
         if isinstance(stack, LayeredStack):
             return layered_evaluation.along_the_way(stack, settings)
+        if isinstance(stack, PopulationStack):
+            return judged_points(stack, settings)
         return evaluation.along_the_way(stack, settings)
 
     def _final(self, foreign: Dataset | None) -> list[dict[str, Any]]:
@@ -196,6 +203,8 @@ class Session:
             pairs = zip(found, self.deployments, strict=True)
             return [one if small is None else one | {"deployed": small.sizes} for one, small in pairs]
         found = evaluation.final(stack, settings, foreign, report)
+        if isinstance(stack, PopulationStack):
+            return [one | {"population": stack.told(r)} for r, one in enumerate(found)]
         if not settings.judged:
             return found
         judged = judging.judge(stack, settings, foreign, report, self._keep if self.keeps_predictions else None)
