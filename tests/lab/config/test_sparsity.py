@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from dropconnectpp.lab.config.experiments import from_file, sparsity, sparsity_search
 from dropconnectpp.lab.config.selection import SparsitySearch
 from dropconnectpp.lab.config.settings import ProtocolError
+from dropconnectpp.lab.config.sparsity import family
 
 FILES = Path(__file__).parents[3] / "experiments" / "sparsity"
 WRITTEN_OUT = (
@@ -36,6 +38,25 @@ def test_controls_are_of_the_same_search(file: str) -> None:
     assert {one.digest for one in controls.protocols} <= tried
     assert controls.sparsity is not None
     assert controls.sparsity.controls == ("random", "magnitude", "unlearned", "from-start")
+
+
+@pytest.mark.skipif(not FILES.is_dir(), reason="needs the experiments, which a wheel does not carry")
+@pytest.mark.parametrize("name", ["cifar10", "fashion", "svhn"])
+def test_methods_in_two_files_are_tried_alike(name: str) -> None:
+    """What is told the share and what is told a price: the same network, and eight settings at each share."""
+    files = [from_file(FILES / f"dense_{name}{kind}.toml") for kind in ("", "_priced")]
+    assert files[0].sparsity == files[1].sparsity
+    assert files[0].repeats == files[1].repeats == 20
+    tried = [one for file in files for one in file.protocols]
+    assert all(tried[0].stackable(one) for one in tried)
+    counts = Counter(family(one.pruning) for one in tried)
+    assert counts == {
+        "DropConnect++": 32,
+        "Gradual magnitude pruning": 32,
+        "Sparse VD": 32,
+        "L0": 32,
+        "Dense": 1,
+    }
 
 
 @pytest.mark.parametrize(
