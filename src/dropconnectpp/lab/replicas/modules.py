@@ -53,9 +53,13 @@ def _dense(method: Method, inputs: int, units: int) -> nn.Module:
 def to_module(stack: Stack, replica_index: int) -> nn.Sequential:
     """Replica ``replica_index`` of a stack as a module in eval mode, on the CPU."""
     segment = next(s for s in stack.segments if s.rows.start <= replica_index < s.rows.stop)
-    module = build(stack.shape, stack.units[replica_index].protocol.method, stack.dtype)
+    method = stack.units[replica_index].protocol.method
+    module = build(stack.shape, method, stack.dtype)
     state = {name: value[replica_index].detach().cpu() for name, value in stack.parameters.items()}
     for name, value in segment.regulariser.parameters.items():
         state[f"dense.{name}"] = value[replica_index - segment.rows.start].detach().cpu()
+    if method.scaling == "training" and method.rate:  # what masks multiply: W / p
+        for name in ("dense.weight", "dense.bias"):
+            state[name] = state[name] / (1.0 - method.rate)
     module.load_state_dict(state)
     return module.eval()
