@@ -19,8 +19,8 @@ from dropconnectpp.lab.config.protocol import Architecture
 from dropconnectpp.lab.replicas.stack import Stack
 from dropconnectpp.lab.report.render import drawing
 from dropconnectpp.lab.runs.demo import measuring, showing
+from dropconnectpp.lab.runs.dispatch import Dispatcher
 from dropconnectpp.lab.runs.owner import Owner
-from dropconnectpp.lab.runs.runner import Runner
 from dropconnectpp.lab.runs.store import Store
 
 FORMS = drawing.METADATA
@@ -177,14 +177,15 @@ def test_a_signal_keeps_what_was_finished_and_the_same_command_goes_on(dcpp, mon
     before = signal.getsignal(signal.SIGTERM)
     ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background may ignore it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, ours))
-    real = Runner._finish
+    real = Dispatcher.keep
 
-    def finish(*arguments: Any) -> None:
-        real(*arguments)
+    def keep(*arguments: Any) -> int:
+        stored = real(*arguments)
         os.kill(os.getpid(), number)
+        return stored
 
     with monkeypatch.context() as patch:
-        patch.setattr(Runner, "_finish", finish)
+        patch.setattr(Dispatcher, "keep", keep)
         code, out, err = dcpp("run", "mine.toml", "--replicas-at-once", "2")
     assert (code, out) == (130, "")
     assert "Stopped. What was finished or checkpointed is kept; the same command resumes." in err

@@ -22,7 +22,7 @@ from launch_cases import HERE, OTHER, SMALL
 from dropconnectpp.errors import ArgumentError
 from dropconnectpp.lab.kernels import launch_config
 from dropconnectpp.lab.kernels.launch_config import DEFAULTS, Forward, Walk
-from dropconnectpp.lab.runs import runner
+from dropconnectpp.lab.runs.evidence import how
 from dropconnectpp.lab.tuning import candidates
 
 GPU = torch.device("cuda", 0)
@@ -351,10 +351,10 @@ def test_a_row_of_the_store_says_so_only_where_the_kernels_were_used() -> None:
     fused, plain = (
         SimpleNamespace(device=torch.device("cpu"), input_dtype=torch.bfloat16, fused=fused) for fused in (True, False)
     )
-    assert runner._how(fused) == runner._how(plain) == convolutions
+    assert how(fused) == how(plain) == convolutions
     with launch_config.using(OTHER):
-        assert runner._how(fused) == {**convolutions, **launch_config.evidence(fused.device)} != convolutions
-        assert runner._how(plain) == convolutions
+        assert how(fused) == {**convolutions, **launch_config.evidence(fused.device)} != convolutions
+        assert how(plain) == convolutions
 
 
 @pytest.mark.triton

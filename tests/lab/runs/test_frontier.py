@@ -22,6 +22,7 @@ from dropconnectpp.lab.runs import frontier, rows
 from dropconnectpp.lab.runs.frontier import Trial, choose
 from dropconnectpp.lab.runs.runner import Runner
 from dropconnectpp.lab.runs.store import Store
+from dropconnectpp.lab.runs.tasks import StackTask
 from scripts import ROOT
 
 SEARCH = SparsitySearch(keep=(0.02,))
@@ -201,7 +202,7 @@ def test_the_report_shows_it(trained: Path) -> None:
 
 def test_it_goes_on_where_it_was_stopped(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is trained twice, and stopped before anything it says so."""
-    monkeypatch.setattr(Runner, "_train", lambda *_: pytest.fail("all of this is finished"))
+    monkeypatch.setattr(StackTask, "run", lambda *_: pytest.fail("all of this is finished"))
     assert frontier.train_frontier(experiment(trained), runner(trained))
     monkeypatch.undo()
     assert not frontier.train_frontier(experiment(tmp_path), runner(tmp_path, deadline=0.0))

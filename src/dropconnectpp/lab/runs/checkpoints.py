@@ -24,6 +24,7 @@ from torch import Tensor
 
 from dropconnectpp.errors import DropConnectError
 from dropconnectpp.lab.machine.whole_files import write_whole
+from dropconnectpp.lab.runs.storage import Place
 
 Keys = tuple[tuple[str, int], ...]
 FORMAT = 2
@@ -63,18 +64,23 @@ class Checkpoint:
     """Digest of the data set: other images under the same name are other work."""
 
 
+def stack_name(keys: Sequence[tuple[str, int]]) -> str:
+    """What the files of a stack are called: a digest of the work they hold."""
+    return hashlib.sha256(repr([(str(d), int(r)) for d, r in keys]).encode()).hexdigest()[:24]
+
+
 class Checkpoints:
     """A folder of checkpoints: for each stack the last two states, and beside them the small list of what they hold."""
 
-    def __init__(self, folder: Path, tell: Callable[[str], None] | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | Place, tell: Callable[[str], None] | None = None) -> None:
+        self._place = Place(folder) if isinstance(folder, Path) else folder
+        self.folder = self._place.folder
         self._tell = tell
         """Hears of every file that is not what was written."""
 
     def path(self, keys: Sequence[tuple[str, int]]) -> Path:
         """The file of a stack: its name is a digest of the work it holds."""
-        name = hashlib.sha256(repr([(str(d), int(r)) for d, r in keys]).encode()).hexdigest()[:24]
-        return self.folder / f"{name}.pt"
+        return self.folder / f"{stack_name(keys)}.pt"
 
     def write(self, checkpoint: Checkpoint) -> None:
         """Write the stack's state and keep the one before it; a process killed meanwhile leaves the last."""
@@ -84,7 +90,9 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not _holds(_keys_file(path), listed):
                 write_whole(_keys_file(path), listed)
+                self._place.publish(_keys_file(path).name)
             write_whole(path, lambda file: _save(checkpoint, file), keep=_before(path))
+            self._place.publish(path.name, keep=_before(path).name)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
             raise CheckpointError(f"{path}: cannot be written ({error}). The last checkpoint is as it was.") from error
 
@@ -119,6 +127,7 @@ class Checkpoints:
     def restore(self, keys: Sequence[tuple[str, int]]) -> Checkpoint | None:
         """The stack's last state that is what was written, or None; damaged files are set aside and told of."""
         path = self.path(keys)
+        self._place.fetch([path.name, _before(path).name])
         for place, instead in ((path, "the checkpoint before it"), (_before(path), "the start")):
             try:
                 return self.read(place)
@@ -138,7 +147,9 @@ class Checkpoints:
 
     def all(self) -> Iterator[tuple[Path, Keys]]:
         """Every checkpoint with the work it holds, but without its state, which may be large."""
-        found = {*self.folder.glob("*.pt"), *(one.with_suffix("") for one in self.folder.glob("*.pt.before"))}
+        names = self._place.names()
+        self._place.fetch(name for name in names if name.endswith(".json"))
+        found = {self.folder / name.removesuffix(".before") for name in names if name.endswith((".pt", ".pt.before"))}
         for path in sorted(found):
             keys = self._keys(path)
             if keys is not None:
@@ -152,8 +163,11 @@ class Checkpoints:
     def forget(self, keys: Sequence[tuple[str, int]]) -> None:
         """Remove a stack's checkpoints."""
         path = self.path(keys)
-        for one in (path, _before(path), _keys_file(path)):
-            one.unlink(missing_ok=True)
+        self._place.remove(one.name for one in (path, _before(path), _keys_file(path)))
+
+    def exists(self, keys: Sequence[tuple[str, int]]) -> bool:
+        """Whether there is one of a stack."""
+        return self.path(keys).name in self._place.names()
 
     def _keys(self, path: Path) -> Keys | None:
         """The work that a file's list names or, where the list is damaged, the file itself."""
@@ -162,6 +176,7 @@ class Checkpoints:
             if self.path(listed) == path:
                 return listed
         except FileNotFoundError:
+            self._place.fetch([path.name, _before(path).name])
             if not path.exists() and not _before(path).exists():
                 return None  # another process has just finished it
         except (OSError, ValueError, TypeError, OverflowError, RecursionError):
@@ -183,7 +198,7 @@ class Checkpoints:
     def _set_aside(self, path: Path, why: str) -> None:
         aside = path.with_name(f"{path.name}.damaged")
         with suppress(OSError):
-            os.replace(path, aside)
+            self._place.rename(path.name, aside.name)
         self._say(f"{path}: not used, as {why} It is kept as {aside.name}; nothing needs it.")
 
     def _say(self, text: str) -> None:

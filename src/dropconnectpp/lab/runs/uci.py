@@ -18,9 +18,9 @@ from torch import Tensor
 from dropconnectpp.lab.config.uci import PARTS, Regression, Setting
 from dropconnectpp.lab.data.dataset import RegressionSet
 from dropconnectpp.lab.replicas.regression import Networks, Problem, Settings, train
+from dropconnectpp.lab.runs.evidence import commit, versions
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.progress import Display
-from dropconnectpp.lab.runs.runner import commit, versions
 from dropconnectpp.lab.runs.store import Key, Store
 
 SPLITS_AT_ONCE = 10
