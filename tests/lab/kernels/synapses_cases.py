@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dropconnectpp.lab.kernels import synapses as kernels
+from dropconnectpp.lab.kernels.bits import pack
 from dropconnectpp.lab.kernels.synapses import StepRule, Synapses
 from dropconnectpp.lab.philox import Stream
 
@@ -50,7 +51,7 @@ def make(
         gate=gate,
         gate_first=None if gate is None else 0.1 * draw(),
         gate_second=None if gate is None else draw().square(),
-        mask=(draw() > 0).to(torch.uint8) if masked else None,
+        mask=pack(draw() > 0) if masked else None,
         noisy=noisy,
     )
 

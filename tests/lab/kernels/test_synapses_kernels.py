@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dropconnectpp import functional
 from dropconnectpp.lab.kernels import synapses as kernels
+from dropconnectpp.lab.kernels.bits import pack, unpack
 
 # Launched by hand: the package takes CUDA tensors alone.
 INTERPRETED = """
@@ -56,7 +57,7 @@ def loss(synapses: kernels.Synapses, now: Tensor, noise: Tensor, grad: Tensor, v
     if kind == "plain":
         return (grad * weight).sum()
     if kind == "mask":
-        on = 1.0 if synapses.mask is None else synapses.mask.double()
+        on = 1.0 if synapses.mask is None else unpack(synapses.mask, weight.shape[1:]).double()
         return (grad * weight * on * (noise < kernels.beside(now, kernels.KEEP, weight))).sum()
     assert gate is not None
     price = kernels.beside(now, kernels.KL, weight)
@@ -103,6 +104,16 @@ def test_steps_are_those_of_torch(name: str, optimiser: type) -> None:
         kernels.update(synapses, now, torch.arange(3), torch.tensor(step), twin.grad)
         theirs.step()
     torch.testing.assert_close(synapses.weight, twin.detach())
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 35, 64])
+def test_a_mask_takes_a_bit_each_and_comes_back(count: int) -> None:
+    mask = torch.rand(3, count) < 0.5
+    bits = pack(mask)
+    assert bits.shape == (3, -(-count // 8))
+    assert bits.dtype == torch.uint8
+    assert torch.equal(unpack(bits, (count,)), mask)
+    assert torch.equal(pack(mask)[1:2], pack(mask[1:2])), "a replica's bytes are its own"
 
 
 def test_nothing_of_a_gate_moves_once_the_support_is_fixed() -> None:

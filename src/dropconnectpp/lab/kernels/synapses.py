@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from dropconnectpp.lab.kernels.arguments import Draws, Rule, Stepped
+from dropconnectpp.lab.kernels.bits import unpack
 from dropconnectpp.lab.kernels.noise import draw_uniform
 from dropconnectpp.lab.kernels.support import step_tensor, supported
 from dropconnectpp.lab.philox import Stream
@@ -79,7 +80,7 @@ class Synapses:
     gate_first: Tensor | None = None
     gate_second: Tensor | None = None
     mask: Tensor | None = None
-    """uint8; None: all are on."""
+    """A bit each, as `bits.pack` lays them out; None: all are on."""
     noisy: bool = False
     """For "mask": whether any replica has a `keep` below 1."""
     gate_epsilon: float = ADAM_EPSILON
@@ -139,7 +140,8 @@ def factor(synapses: Synapses, now: Tensor, noise: Tensor | None) -> Tensor:
     """What multiplies the weights, given uniform noise."""
     weight, kind = synapses.weight, synapses.kind
     if kind == "mask":
-        on = torch.ones_like(weight) if synapses.mask is None else synapses.mask.to(weight.dtype)
+        mask = synapses.mask
+        on = torch.ones_like(weight) if mask is None else unpack(mask, weight.shape[1:]).to(weight.dtype)
         return on if noise is None else on * (noise < beside(now, KEEP, weight))
     assert noise is not None
     gate = synapses.gates()[0]

@@ -42,6 +42,13 @@ def concrete_of(gate, noise, temperature):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def bit_of(mask_ptr, row, places, count):  # type: ignore[no-untyped-def]
+    """Whether places of a replica are on, by `bits.pack`."""
+    bits = tl.load(mask_ptr + row.to(tl.int64) * ((count + 7) // 8) + places // 8, mask=places < count, other=0)
+    return ((bits.to(tl.int32) >> (places % 8)) & 1) > 0
+
+
+@triton.jit
 def keep_of(gate, now):  # type: ignore[no-untyped-def]
     """`synapses.bernoulli_keep`."""
     keep, fixed, least = tl.load(now + 5), tl.load(now + 6), tl.load(now + 12)
@@ -84,7 +91,7 @@ def draw_kernel(  # type: ignore[no-untyped-def]
     result = weight
     if KIND == "mask":
         if MASKED:
-            result = tl.where(tl.load(mask_ptr + offsets, mask=inside, other=0) > 0, result, 0.0)
+            result = tl.where(bit_of(mask_ptr, row, places, count), result, 0.0)
         if NOISY:
             result = tl.where(noise < tl.load(now + 5), result, 0.0)
     if KIND == "bernoulli":
@@ -139,7 +146,7 @@ def update_kernel(  # type: ignore[no-untyped-def]
     correction1, correction2 = tl.load(now + 3), tl.load(now + 4)
     if KIND == "mask":
         if MASKED:
-            grad_weight = tl.where(tl.load(mask_ptr + offsets, mask=inside, other=0) > 0, grad_weight, 0.0)
+            grad_weight = tl.where(bit_of(mask_ptr, row, places, count), grad_weight, 0.0)
         if NOISY:
             grad_weight = tl.where(noise < tl.load(now + 5), grad_weight, 0.0)
     if KIND == "bernoulli" or KIND == "variance" or KIND == "hard-concrete":

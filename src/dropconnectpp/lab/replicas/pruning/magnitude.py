@@ -12,6 +12,7 @@ from dropconnectpp.lab.config.method import Method
 from dropconnectpp.lab.config.pruning import FixedSupport, GradualMagnitude, OneShot
 from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.kernels import synapses as kernels
+from dropconnectpp.lab.kernels.bits import pack, unpack
 from dropconnectpp.lab.philox import Stream
 from dropconnectpp.lab.replicas.pruning.gating import Gating, Table, largest, split_layers
 
@@ -30,7 +31,7 @@ class Masks(Gating):
         for synapses in self.synapses:
             synapses.noisy = noisy
             if removes:
-                synapses.mask = torch.ones_like(synapses.weight, dtype=torch.uint8)
+                synapses.mask = pack(torch.ones_like(synapses.weight, dtype=torch.bool))
         for row, one in enumerate(self.settings):
             if isinstance(one, FixedSupport):
                 self._fix_random(row, one)
@@ -42,7 +43,7 @@ class Masks(Gating):
             assert synapses.mask is not None
             noise = Stream(self.root_seed, f"support:{one.name}").uniform(self.replicas[row : row + 1], 0, one.weights)
             kept = largest(noise, torch.tensor([round(share * one.weights)], device=noise.device))
-            synapses.mask[row] = kept.view(synapses.mask.shape[1:])
+            synapses.mask[row] = pack(kept)[0]
 
     def _rates(self, kind: str) -> list[float]:
         """Shares dropped by one kind of noise."""
@@ -71,11 +72,13 @@ class Masks(Gating):
         kept = magnitude_support(weights, chosen, [share_at(one, step / self.steps) for one in chosen])
         for synapses, layer in zip(self.synapses, kept, strict=True):
             assert synapses.mask is not None
-            synapses.mask[rows] = layer.to(torch.uint8)
+            synapses.mask[rows] = pack(layer)
 
     def support(self, number: int) -> Tensor:
         synapses = self.synapses[number]
-        return torch.ones_like(synapses.weight, dtype=torch.bool) if synapses.mask is None else synapses.mask > 0
+        if synapses.mask is None:
+            return torch.ones_like(synapses.weight, dtype=torch.bool)
+        return unpack(synapses.mask, synapses.weight.shape[1:])
 
     def whole_weight(self, number: int) -> Tensor:
         """The mean network: what is on, times the share that noise keeps."""
