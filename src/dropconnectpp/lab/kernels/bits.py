@@ -22,7 +22,8 @@ def pack(mask: Tensor) -> Tensor:
     flat = mask.flatten(1)
     whole = pad(flat, [0, -flat.shape[1] % 8]).unflatten(1, (-1, 8))
     values = 1 << torch.arange(8, device=mask.device, dtype=torch.uint8)
-    return (whole * values).sum(2, dtype=torch.uint8)
+    bits: Tensor = (whole * values).sum(2, dtype=torch.uint8)
+    return bits
 
 
 def unpack(bits: Tensor, shape: Sequence[int]) -> Tensor:
