@@ -331,7 +331,10 @@ logit_steps = [1, 10]
     [
         ("repeats = ", "cannot be read ("),
         ("a = 1\na = 2", "cannot be read ("),
-        ("seeds = 3", "seeds is no setting. Known: repeats, protocol, methods, selection, sparsity."),
+        (
+            "seeds = 3",
+            "seeds is no setting. Known: repeats, ensembles, protocol, methods, selection, sparsity, population.",
+        ),
         ("[protocol]\ncolour = 1", "protocol.colour is no setting. Known: architecture, by_epoch, data, "),
         ("[protocol.training]\nlr = 1", "protocol.training.lr is no setting. Known: batch_size, "),
         ("[[methods]]\ndropout = 1", "methods.dropout is no setting. Known: alpha, "),
@@ -485,7 +488,10 @@ def test_the_experiments_that_come_along_can_be_read(path):
     searches = all(p.training.holdout for p in experiment.protocols)
     assert experiment.repeats in ((3, 5, 6, 12) if searches else (20, 50))
     without = {"svhn_rates": {"dropout"}, "svhn_best_rate": set(), "chosen_together": set()}
-    without["chosen_together_fashion"] = set()
+    without |= {"chosen_together_fashion": set(), "rising_rate_search": set()}
+    without |= dict.fromkeys(("pooled", "adam"), {"none", "dropout", "dropconnect++"})
+    if experiment.population is not None:
+        without[path.stem] = {"dropout", "dropconnect++"}
     kinds = {p.method.kind for p in experiment.protocols} - {"dropconnect"}
     assert kinds == without.get(path.stem, {"dropconnect++"})
     if path.stem == "presets":
