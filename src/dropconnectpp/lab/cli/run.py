@@ -54,7 +54,8 @@ def run(
     what: Annotated[
         str,
         typer.Argument(
-            help="table1, table2, table3, figure1, sparsity, uci, or a TOML file of your own.", show_default=False
+            help="table1, table2, table3, figure1, uncertainty, sparsity, uci, or a TOML file of your own.",
+            show_default=False,
         ),
     ],
     context: typer.Context,
@@ -63,8 +64,8 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Networks of each method, from different random starts (default: 50; of sparsity 20; of a file as it "
-            "says; of uci all published splits, or so many of the first).",
+            help="Networks of each method, from different random starts (default: 50; of uncertainty and sparsity 20; "
+            "of a file as it says; of uci all published splits, or so many of the first).",
         ),
     ] = None,
     methods: Annotated[
@@ -131,11 +132,12 @@ def run(
 ) -> None:
     """Run an experiment of the paper, or your own, and write its tables and a page.
 
-    table1, table2, table3 and figure1 are the paper's. sparsity compares methods that keep few connections, error
-    against the share of weights kept: DropConnect++, pruning by size, Sparse VD and L0, each tried with as many
-    settings on held-out training data; the best at each share goes to the test set. uci compares methods on the
-    regression benchmark's sets that were fetched, on all published splits; settings are chosen within each training
-    split, as many for each method.
+    table1, table2, table3 and figure1 are the paper's. uncertainty judges probabilities by one pass, over drawn
+    networks and of ensembles of 5, on the test set, on corrupted images and against foreign ones. sparsity compares
+    methods that keep few connections, error against the share of weights kept: DropConnect++, pruning by size, Sparse
+    VD and L0, each tried with as many settings on held-out training data; the best at each share goes to the test set.
+    uci compares methods on the regression benchmark's sets that were fetched, on all published splits; settings are
+    chosen within each training split, as many for each method.
 
     If it is stopped or killed, the same command resumes it. Several processes may share a folder.
 
@@ -145,13 +147,15 @@ def run(
 
       dcpp run table1 --dataset fashion-mini --epochs 5 --repeats 3
 
+      dcpp run uncertainty --dataset fashion-mnist --foreign mnist --device cuda
+
       dcpp run sparsity --dataset mnist --network lenet-300-100 --keep 0.05,0.02,0.01 --device cuda
 
       dcpp run uci --dataset uci:yacht
 
       dcpp run mine.toml --out results --time-limit 9m
     """
-    from dropconnectpp.lab.config import experiments
+    from dropconnectpp.lab.config import experiments, uncertainty
     from dropconnectpp.lab.runs import execution
 
     if what == "uci":
@@ -172,6 +176,19 @@ def run(
             repeats=20 if repeats is None else repeats,
             epochs=epochs,
             root_seed=seed,
+        )
+    elif what == "uncertainty":
+        _refuse(what, context, (*SPARSITY_ONLY, "hyper"), "It compares methods as they are, by --methods.")
+        experiment = uncertainty.uncertainty(
+            dataset,
+            methods=uncertainty.METHODS if methods is None else _listed(methods),
+            repeats=20 if repeats is None else repeats,
+            epochs=epochs,
+            step_size=step_size,
+            rate=rate,
+            root_seed=seed,
+            foreign=foreign,
+            together=together,
         )
     else:
         _refuse(what, context, SPARSITY_ONLY, "It is for dcpp run sparsity.")
@@ -197,7 +214,8 @@ def run(
             _time(experiment, runner)
         elif not execution.train(experiment, runner):
             raise typer.Exit(3)
-    write_report(out, what if experiment.sparsity is None else "sparsity")
+    shown = "sparsity" if experiment.sparsity is not None else "uncertainty" if experiment.judged else what
+    write_report(out, shown)
 
 
 def demo(

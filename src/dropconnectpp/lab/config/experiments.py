@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dropconnectpp.lab.config.by_epoch import ByEpoch
-from dropconnectpp.lab.config.corruptions import CORRUPTIONS
-from dropconnectpp.lab.config.ensembles import MEMBERS, Ensemble
+from dropconnectpp.lab.config.ensembles import Ensemble
 from dropconnectpp.lab.config.method import METHODS, PAPER_METHODS, Hyper, Method, MethodName
 from dropconnectpp.lab.config.population import MEMBERS as POPULATION_MEMBERS
 from dropconnectpp.lab.config.population import USUAL as POPULATION_METHODS
@@ -88,6 +87,11 @@ class Experiment:
                 raise ProtocolError(f"ensembles of {self.ensembles} need as many repeats, got {self.repeats}.")
 
     @property
+    def judged(self) -> bool:
+        """Whether the probabilities of its networks are judged."""
+        return any(protocol.evaluation.judged for protocol in self.protocols)
+
+    @property
     def replicas(self) -> range:
         """The replicas of each method that are to be trained."""
         return range(self.first_replica, self.first_replica + self.repeats)
@@ -134,46 +138,6 @@ def of_the_paper(
         for protocol in [one for one in protocols if one.method == PAPER_METHODS["dropconnect++"]]:
             protocols.append(replace(protocol, method=replace(protocol.method, hyper="optimal")))
     return Experiment(protocols=tuple(protocols), repeats=repeats, selection=Selection(together=together))
-
-
-JUDGED_METHODS = ("none", "dropout", "dropconnect", "dropconnect++", "per-example")
-FOREIGN = {"cifar10": "svhn", "cifar100": "svhn", "svhn": "cifar10", "fashion-mnist": "mnist", "mnist": "fashion-mnist"}
-"""Whose images the networks of a data set should be unsure of, as the field has it."""
-IN_COLOUR = ("cifar10", "cifar100", "svhn")
-JUDGED = Evaluation(every=25, curve_samples=0, samples=(), shares=(), predictive_samples=30, judged=True)
-
-
-def uncertainty(
-    data: str,
-    *,
-    methods: Sequence[MethodName | str] = JUDGED_METHODS,
-    repeats: int = 20,
-    epochs: int | None = None,
-    step_size: float | None = None,
-    rate: float | None = None,
-    root_seed: int = 0,
-    foreign: str | None = None,
-    together: bool = False,
-) -> Experiment:
-    """How good are the probabilities: by one pass, over drawn networks, of ensembles; on foreign and corrupted images.
-
-    Without ``foreign`` the images are those of `FOREIGN`. Corruptions are of images in colour.
-    """
-    base = of_the_paper(
-        "table1",
-        data,
-        methods=methods,
-        repeats=repeats,
-        epochs=epochs,
-        step_size=step_size,
-        rate=rate,
-        root_seed=root_seed,
-        together=together,
-    )
-    corruptions = CORRUPTIONS if data in IN_COLOUR else ()
-    evaluation = replace(JUDGED, foreign=foreign or FOREIGN.get(data), corruptions=corruptions)
-    protocols = tuple(replace(protocol, evaluation=evaluation) for protocol in base.protocols)
-    return replace(base, protocols=protocols, ensembles=MEMBERS if repeats >= MEMBERS else 0)
 
 
 def population(

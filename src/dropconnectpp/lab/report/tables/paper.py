@@ -30,6 +30,7 @@ from dropconnectpp.lab.report.statistics import (
 from dropconnectpp.lab.report.tables.connections import connection_tables
 from dropconnectpp.lab.report.tables.demo import demo_tables
 from dropconnectpp.lab.report.tables.further import further_tables
+from dropconnectpp.lab.report.tables.judged import judged_tables
 from dropconnectpp.lab.report.tables.rows import (
     OURS,
     ByReplica,
@@ -69,6 +70,7 @@ def tables_of(selected: Selected, notes: Notes, protocols: Iterable[StoredProtoc
         "time": _time(experiments, notes, protocols),
         "samples": [row for column in selected.columns().values() for e in _ours_first(column) for row in _samples(e)],
         **further_tables(experiments),
+        **judged_tables(selected),
         **connection_tables(others, notes),
         **demo_tables(notes),
         **uci_tables(selected.benchmarks),

@@ -28,14 +28,16 @@ from dropconnectpp.lab.report.views.cells import (
 from dropconnectpp.lab.report.views.connections import ConnectionsName, lay_out_connections
 from dropconnectpp.lab.report.views.demo import DemoName, lay_out_demo
 from dropconnectpp.lab.report.views.further import FurtherName, lay_out_further
+from dropconnectpp.lab.report.views.judged import JudgedName, lay_out_judged
 from dropconnectpp.lab.report.views.uci import UciName, lay_out_uci
 
 PaperName = Literal["overview", "accuracy", "significance", "time", "prediction", "samples"]
-TableName = PaperName | FurtherName | ConnectionsName | DemoName | UciName
+TableName = PaperName | FurtherName | JudgedName | ConnectionsName | DemoName | UciName
 """A table that a report may show."""
 TABLES: tuple[str, ...] = (
     *get_args(PaperName),
     *get_args(FurtherName),
+    *get_args(JudgedName),
     *get_args(ConnectionsName),
     *get_args(DemoName),
     *get_args(UciName),
@@ -60,6 +62,7 @@ def lay_out(found: dict[str, Table]) -> dict[str, TableView]:
         _prediction(found["time"]),
         _samples(found["samples"]),
         *lay_out_further(found),
+        *lay_out_judged(found),
         *lay_out_connections(found),
         *lay_out_demo(found),
         *lay_out_uci(found),
