@@ -248,6 +248,24 @@ def test_units_that_are_cut_off_are_counted() -> None:
     assert (third["inputs_left"], third["units_left"], third["connected"], third["kept"]) == (4, 3, 12, 15)
 
 
+def test_what_is_kept_is_counted_by_place_map_and_unit() -> None:
+    conv, _, dense = stack_of(unit("none")).layers
+    mask = torch.zeros(9, 3, dtype=torch.bool)
+    mask[2, 1] = mask[8, 1] = mask[8, 0] = True
+    found = layered_evaluation.kept_along(conv, mask)
+    assert found == {"by_place": [0, 0, 1, 0, 0, 0, 0, 0, 2], "by_map": [3], "by_unit": [1, 2, 0]}
+    assert layered_evaluation.kept_along(dense, torch.zeros(6, 3, dtype=torch.bool)) == {}, "it has no gates"
+    assert layered_evaluation.kept_along(conv, torch.ones(9, 3, dtype=torch.bool)) == {}, "it is whole"
+
+
+def test_a_dense_layers_places_are_those_of_the_maps_it_reads() -> None:
+    dense = stack_of(unit("none")).layers[1]  # 4 x 4 places of 3 maps
+    mask = torch.zeros(48, 6, dtype=torch.bool)
+    mask[3 * 5 + 2, 4] = True
+    found = layered_evaluation.kept_along(dense, mask)
+    assert [found[name].index(1) for name in ("by_place", "by_map", "by_unit")] == [5, 2, 4]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", METHODS)
 def test_a_gpu_trains_what_the_cpu_trains(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,10 +174,28 @@ def test_shares_are_of_the_weights_with_gates(tmp_path: Path) -> None:
     )
 
 
-def test_trials_are_not_measured_as_deployed(trained: Path) -> None:
+def test_what_survives_is_counted_of_finals_alone(trained: Path) -> None:
     with Store.open(trained / "out" / "results.sqlite", read_only=True) as store:
         for row in store.rows():
-            assert not (row.protocol.settings["training"]["holdout"] and "deployed" in row.results)
+            final = not row.protocol.settings["training"]["holdout"]
+            assert "deployed" not in row.results, "sizes are of networks without whole units"
+            for layer in row.results["layers"]:
+                counted = {name: layer[name] for name in ("by_place", "by_map", "by_unit") if name in layer}
+                assert len(counted) == (3 if final and layer["kept"] < layer["weights"] else 0)
+                assert all(sum(counts) == layer["kept"] for counts in counted.values())
+
+
+def test_networks_without_whole_inputs_are_measured_as_deployed(tmp_path: Path) -> None:
+    start, end = FILE.index("[[methods]]"), FILE.index('[[methods]]\nkind = "none"')
+    groups = '[[methods]]\nkind = "sparsity-plan"\ngranularity = "input"\nlogit_lr = 0.3\n\n'
+    file = (FILE[:start] + groups + FILE[end:]).replace("keep = [0.3, 0.2]", "keep = [0.3]").replace("controls", "# ")
+    (tmp_path / "mine.toml").write_text(file.replace("epochs = 2", "epochs = 4"))
+    assert frontier.train_frontier(from_file(tmp_path / "mine.toml"), runner(tmp_path))
+    digest = notes(tmp_path)["0.3 DropConnect++, whole units"]["resolved"]
+    with Store.open(tmp_path / "out" / "results.sqlite", read_only=True) as store:
+        for row in store.rows(digest):
+            before, after = row.results["deployed"]["bytes"]
+            assert after < before
 
 
 def test_controls_are_those_of_what_was_chosen(trained: Path) -> None:

@@ -119,6 +119,11 @@ class Plan(Pruning):
         if self.granularity != "synapse":
             require(self.learning and self.support == "posterior", "controls are for granularity 'synapse' alone.")
 
+    @property
+    def structured(self) -> bool:
+        """Whether whole inputs or units are removed."""
+        return self.granularity != "synapse"
+
     def schedule(self, steps: int) -> SparsitySchedule:
         """The library's schedule for a training of so many steps."""
         price = self.price

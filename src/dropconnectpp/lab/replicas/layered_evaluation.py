@@ -122,6 +122,9 @@ def final(
     results = []
     for r in range(len(stack.units)):
         layers = layers_left(stack.layers, [one[r] for one in kept])
+        if not stack.protocol.training.holdout:  # of a trial only its error and what it keeps count
+            for layer, one, mask in zip(layers, stack.layers, kept, strict=True):
+                layer |= kept_along(one, mask[r])
         results.append(
             deployed[r]
             | {
@@ -171,6 +174,20 @@ def layers_left(layers: Sequence[WeightLayer], kept: Sequence[Tensor]) -> list[d
             }
         )
     return found
+
+
+def kept_along(one: WeightLayer, mask: Tensor) -> dict[str, list[int]]:
+    """How many weights of a layer are kept at each place, of each map that comes in, and of each unit.
+
+    Places are those of a filter, or of the maps or the image that a dense layer reads; a layer that reads units has one
+    place. Nothing of a layer without gates or with all of its weights.
+    """
+    if not one.layer.gated or bool(mask.all()):
+        return {}
+    maps = one.inputs if one.convolution else one.inputs // one.side_in**2
+    counts = mask.view(-1, maps, one.units).long()
+    axes = {"by_place": (1, 2), "by_map": (0, 2), "by_unit": (0, 1)}
+    return {name: counts.sum(axis).tolist() for name, axis in axes.items()}
 
 
 def by_features(one: WeightLayer, mask: Tensor) -> Tensor:  # (I, O) -> (inputs, O)

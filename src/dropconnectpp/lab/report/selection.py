@@ -79,7 +79,7 @@ class ReportedExperiment:
     @property
     def structured(self) -> bool:
         """Whether whole inputs or units were removed."""
-        return isinstance(self.pruning, Plan) and self.pruning.granularity != "synapse"
+        return isinstance(self.pruning, Plan) and self.pruning.structured
 
     @property
     def control(self) -> str:
@@ -282,13 +282,13 @@ def _named(experiments: list[ReportedExperiment]) -> list[ReportedExperiment]:
     """Give each experiment a variant and a unique label, and the replicas to expect."""
     result = []
     for column in _groups(experiments, lambda e: (e.data, e.network)):
-        apart = _differences(column, ("data", "method.", "pruning", "evaluation.", "training.step_size"))
+        apart = _differences(column, ("data", "method.", "pruning", "evaluation.", "training.step_size", "by_epoch"))
         column = [replace(e, variant=text) for e, text in zip(column, apart, strict=True)]
         for compared in _groups(column, lambda e: e.variant):
             expected = frozenset(row.key.replica for e in compared for row in e.rows)
             trusted = all(e.verified for e in compared)
             for alike in _groups(compared, lambda e: e.label):
-                for e, text in zip(alike, _differences(alike), strict=True):
+                for e, text in zip(alike, _differences(alike, ("by_epoch",)), strict=True):
                     label = f"{e.label} ({text})" if text else e.label
                     result.append(replace(e, label=label, expected=expected, trusted=trusted))
     return result

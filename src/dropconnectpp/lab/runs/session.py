@@ -15,6 +15,7 @@ import torch
 
 from dropconnectpp.lab.config.corruptions import SEVERITIES
 from dropconnectpp.lab.config.protocol import Evaluation
+from dropconnectpp.lab.config.pruning import Plan
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.replicas import evaluation, judging, layered_deployment, layered_evaluation
 from dropconnectpp.lab.replicas.layered_stack import LayeredStack
@@ -197,7 +198,9 @@ class Session:
 
         if isinstance(stack, LayeredStack):
             found = layered_evaluation.final(stack, settings, report)
-            if self.protocol.training.holdout:  # a trial: only its error and what it keeps count
+            # A trial counts by its error and what it keeps; tables show sizes and times of whole units alone.
+            structured = any(isinstance(p := u.protocol.pruning, Plan) and p.structured for u in self.units)
+            if self.protocol.training.holdout or not structured:
                 return found
             self.deployments = layered_deployment.measure(stack)
             pairs = zip(found, self.deployments, strict=True)
