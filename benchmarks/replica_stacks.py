@@ -134,4 +134,4 @@ def warm_stack(settings: Settings, method: Method, replicas: int, hidden: int) -
 def stack_step(settings: Settings, method: Method, replicas: int, hidden: int) -> float:
     """Microseconds per replica and step."""
     stack = warm_stack(settings, method, replicas, hidden)
-    return settings.median(stack.train_batches, len(stack.batches) * replicas)
+    return settings.median(stack.repeat_batches, len(stack.batches) * replicas)

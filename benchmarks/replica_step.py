@@ -120,9 +120,9 @@ def kernel_times(settings: Settings, method: Method, hidden: int) -> list[list[C
     """The longest kernels of a step, the rest of them, and the time in which none runs; us per replica-step."""
     stack = warm_stack(settings, method, settings.replicas, hidden)
     steps = len(stack.batches) * settings.replicas
-    whole = settings.median(stack.train_batches, steps)
+    whole = settings.median(stack.repeat_batches, steps)
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        stack.train_batches()
+        stack.repeat_batches()
         torch.cuda.synchronize()
     times: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)

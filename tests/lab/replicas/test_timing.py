@@ -42,6 +42,14 @@ def test_every_method_is_measured_in_training_and_prediction(method, predictions
     assert (found["replicas"], found["device"]) == (1, devices.describe(CPU))
 
 
+def test_every_round_trains(monkeypatch):
+    stacks: list[Stack] = []
+    real = timing._predictions
+    monkeypatch.setattr(timing, "_predictions", lambda stack: stacks.append(stack) or real(stack))
+    timing.measure([TINY], tiny(), CPU, rounds=3, steps=2)
+    assert int(stacks[0].step) == 2 * (1 + 1 + 3)  # an epoch, a run before the rounds, and the rounds
+
+
 def test_an_epoch_is_scaled_from_its_first_steps_and_shared_by_the_replicas(monkeypatch):
     steps: list[int] = []
     real = Stack.train_epoch

@@ -119,6 +119,11 @@ class Stack(Networks):
                 if self.on_batch is not None:
                     self.on_batch(done / len(self.batches))
 
+    def repeat_batches(self) -> None:
+        """Take every step of an epoch once more, in the same order: to time them."""
+        self.batch = 0
+        self.train_batches()
+
     def _run_step(self, batch: int) -> None:
         whole = batch == self.protocol.training.batch_size
         if self._use_graph and whole and self._steps_here >= EAGER_STEPS:

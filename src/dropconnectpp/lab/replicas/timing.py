@@ -50,7 +50,7 @@ def measure(
         stack.examples = stacks[0].examples  # one copy of the images, the same for all
         stack.batches = stack.batches[:steps]
         stack.train_epoch()
-    runs = [{"shuffle": stack.shuffle, "steps": stack.train_batches, **_predictions(stack)} for stack in stacks]
+    runs = [{"shuffle": stack.shuffle, "steps": stack.repeat_batches, **_predictions(stack)} for stack in stacks]
     session = str(time.time_ns())
     return [
         _found(stack, epoch, replicas, taken) | {"device": devices.describe(device), "session": session}
