@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -190,6 +192,29 @@ def compare_launches(device: torch.device) -> None:
         elbo(torch.randn(4, 5, device=device), (torch.arange(4) % 3).to(device)).loss.backward()
         assert frozen[0].weight.grad is None  # type: ignore[union-attr]
         assert frozen[0].weight_logit.grad is not None  # type: ignore[union-attr]
+
+
+def compare_ends(device: torch.device) -> None:
+    """A step's graph goes when its terms go; layers that no pass reaches have their KL all the same."""
+    x, y = torch.randn(4, 5, device=device), (torch.arange(4) % 3).to(device)
+    with as_on_a_gpu() if device.type == "cpu" else nullcontext():
+        for estimator in ("bbvi", "straight-through"):
+            layer = dcpp.DropConnectPPLinear(5, 3, estimator=estimator, keep_probability=0.9).to(device)
+            terms = dcpp.ELBO(nn.Sequential(layer), dcpp.categorical, 50)(x, y)
+            terms.loss.backward()
+            graph = [weakref.ref(node) for node, _ in terms.loss.grad_fn.next_functions if "Drawn" in node.name()]
+            assert len(graph) == 1
+            gc.disable()
+            try:
+                del terms
+                assert graph[0]() is None, "a ring of references keeps it"
+            finally:
+                gc.enable()
+            aside = nn.Sequential(layer)
+            aside.forward = lambda x: x[:, :3]  # type: ignore[method-assign]
+            found = dcpp.ELBO(aside, dcpp.categorical, 50)(x, y).kl
+            wanted = sum(layer.kl(name).sum() for name in layer.synapse_names)
+            torch.testing.assert_close(found, wanted.to(found), rtol=1e-5, atol=1e-5)
 
 
 FEW: tuple[tuple[str, dict[str, Any]], ...] = (

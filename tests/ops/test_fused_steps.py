@@ -6,17 +6,26 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fused_cases import compare_bounds, compare_launches, compare_moments, compare_programs, compare_steps, many
+from fused_cases import (
+    compare_bounds,
+    compare_ends,
+    compare_launches,
+    compare_moments,
+    compare_programs,
+    compare_steps,
+    many,
+)
 
 STEPS = """
 import torch
 from dropconnectpp.ops import gpu, gpu_gates
-from fused_cases import FEW, compare_launches, compare_steps
+from fused_cases import FEW, compare_ends, compare_launches, compare_steps
 
 gpu.WORDS, gpu.WIDE_WORDS, gpu_gates.WORDS = 16, 16, 16
 for estimator, options in FEW:
     compare_steps(torch.device("cpu"), estimator, **options)
 compare_launches(torch.device("cpu"))
+compare_ends(torch.device("cpu"))
 print("all well")
 """
 
@@ -53,6 +62,7 @@ def test_steps_on_a_gpu_are_the_plain_steps_on_the_same_masks() -> None:
     for estimator, options in many():
         compare_steps(torch.device("cuda"), estimator, **options)
     compare_launches(torch.device("cuda"))
+    compare_ends(torch.device("cuda"))
 
 
 @pytest.mark.gpu

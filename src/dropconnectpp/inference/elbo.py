@@ -301,9 +301,10 @@ class ELBO(nn.Module):
         moving = self.training and self.model.training and torch.is_grad_enabled()
         kl = [(scale * own * value, value.detach()) for own, value in step.pathwise_kl]
         settled, rest = None, step.posteriors
-        if step.ledger is not None and (counted := set(step.ledger.counted())):
-            in_place = moving and not self.check_finite
-            settled = step.ledger.settle(rewards, self.moments._buffers, self.num_data, in_place, self._tables)
+        if step.ledger is not None:
+            counted, in_place = set(step.ledger.counted()), moving and not self.check_finite
+            if counted:
+                settled = step.ledger.settle(rewards, self.moments._buffers, self.num_data, in_place, self._tables)
             rest = {name: layer for name, layer in rest.items() if name not in counted}
             uncounted = {name: layer for name, layer in rest.items() if name in step.ledger.tallies}
             if uncounted:

@@ -52,7 +52,7 @@ class Ledger:
 
     def counted(self) -> list[str]:
         """The layers that a pass has used."""
-        return [name for name, tally in self.tallies.items() if tally.anchor is not None]
+        return [name for name, tally in self.tallies.items() if tally.used]
 
     def settle(
         self,
@@ -65,7 +65,7 @@ class Ledger:
         """The bound of the layers that were used, from the log-likelihoods (L, A, B) of the examples."""
         names = self.counted()
         table = self._table(names, moments, tables)
-        anchors = [self.tallies[name].anchor for name in names]
+        anchors = [self._taken(name) for name in names]
         work = _Work(self, table, num_data, in_place)
         loss, elbo, log_likelihood, kl = _Settle.apply(rewards, work, *anchors)  # type: ignore[no-untyped-call]
         if not in_place:
@@ -75,6 +75,12 @@ class Ledger:
             ]
             self.fresh = dict(moved)
         return Settled(loss, elbo, log_likelihood, kl)
+
+    def _taken(self, name: str) -> Tensor | None:
+        """A layer's anchor, which its tally lets go: the launch holds the tally, and a ring would keep the graph."""
+        tally = self.tallies[name]
+        anchor, tally.anchor = tally.anchor, None
+        return anchor
 
     def _table(self, names: list[str], moments: Mapping[str, Tensor | None], tables: dict[Any, Table]) -> Table:
         rows: list[tuple[int, int, int, int]] = []

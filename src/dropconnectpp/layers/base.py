@@ -239,7 +239,7 @@ class MaskedLayer(Operation):
         assert isinstance(gates, BinaryGates)
         parameters = tuple(self.parameter(name) for name in names)
         tally = gates.tally
-        if tally is not None and (again or tally.anchor is not None or not torch.is_grad_enabled()):
+        if tally is not None and (again or tally.used or not torch.is_grad_enabled()):
             tally = None  # once in a step, where a gradient can pass
         gating = Gating(
             gates.draw,

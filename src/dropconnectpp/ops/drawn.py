@@ -217,7 +217,7 @@ def draw_gated(parameters: tuple[Tensor, ...], gating: Gating) -> tuple[Tensor, 
     found: tuple[Tensor, ...] = _DrawnByKernels.apply(gating, *parameters, *logits)  # type: ignore[no-untyped-call]
     if tally is None:
         return found
-    tally.anchor = found[-1]
+    tally.anchor, tally.used = found[-1], True
     return found[:-1]
 
 

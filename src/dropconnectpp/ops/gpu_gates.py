@@ -43,7 +43,9 @@ class Tally:
     index: int
     """This layer's place there."""
     anchor: Tensor | None = None
-    """What ties the layer's launch to the bound, once a pass has made it: a number that nobody reads."""
+    """What ties the layer's launch to the bound, once a pass has made it and until the bound takes it."""
+    used: bool = False
+    """Whether a pass has made the anchor."""
 
 
 def one_launch(parts: Sequence[Part]) -> bool:
