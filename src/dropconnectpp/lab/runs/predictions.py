@@ -43,7 +43,8 @@ class Predictions:
         if not path.exists():
             return None
         try:
-            with np.load(path, allow_pickle=False) as content:  # its zip has a sum for each array
+            # The zip has a sum for each array. numpy leaves files open that it opened itself and cannot read.
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
                 return {_images(name): content[name] for name in content.files}
         except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
             self._tell(f"{path}: damaged ({error!s:.60}). It is left out.")
