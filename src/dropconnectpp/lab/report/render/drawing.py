@@ -42,7 +42,9 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 1.6,
     "lines.markersize": 3.5,
 }
-FigureKind = Literal["convergence", "likelihood", "keep_probabilities", "reliability", "pruning", "frontier", "demo"]
+FigureKind = Literal[
+    "convergence", "likelihood", "keep_probabilities", "reliability", "pruning", "population", "frontier", "demo"
+]
 FileFormat = Literal["svg", "png", "pdf"]
 STAND_INS = ("#7f7f01", "#7f7f02", "#7f7f03", "#7f7f04", "#7f7f05", "#7f7f06", "#7f7f07", "#7f7f08")
 """Placeholders: the page defines the colour of each, light and dark, as --series-1, --series-2 and so on."""
