@@ -16,8 +16,8 @@ FILES = Path(__file__).parents[3] / "experiments" / "sparsity"
 WRITTEN_OUT = (
     ("lenet_300_100", "lenet-300-100", "0.01,0.0067", False),
     ("lenet_5", "lenet-5-caffe", "0.01,0.0033", False),
-    ("lenet_300_100_structured", "lenet-300-100", "0.05,0.035", True),
-    ("lenet_5_structured", "lenet-5-caffe", "0.01,0.0065", True),
+    ("lenet_300_100_structured", "lenet-300-100", "0.33,0.2,0.14", True),
+    ("lenet_5_structured", "lenet-5-caffe", "0.2,0.1", True),
 )
 
 

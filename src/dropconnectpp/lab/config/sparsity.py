@@ -32,7 +32,7 @@ NAMES = ("dropconnect++", "gradual-magnitude", "sparse-vd", "l0", "one-shot", "n
 NETWORKS: dict[NetworkName, int] = {"lenet-300-100": 100, "lenet-5-caffe": 60}
 """Networks by name, and for how many epochs they train."""
 KEEP = (0.05, 0.02, 0.01)
-STRUCTURED_KEEP = (0.05, 0.025, 0.01)
+STRUCTURED_KEEP = (0.33, 0.14)
 """Where whole inputs and units go, as many weights are harder to do without."""
 STEP, FAST_STEP = 1e-3, 3e-3
 """Adam's usual step size, and a larger one for methods whose noise hides their gradients."""
@@ -136,8 +136,9 @@ def _ours(keep: float) -> list[Candidate]:
 
 
 def _groups(keep: float) -> list[Plan]:
-    varied = itertools.product(("input", "unit"), (99.0, 999.0), (None, 0.03))
-    return [Plan(keep=keep, granularity=groups, beta=beta, logit_lr=step) for groups, beta, step in varied]  # type: ignore[arg-type]
+    """One gate for each input, since the next layer's inputs are a layer's units: when, the prior, the step size."""
+    varied = itertools.product((0.6, 0.8), (99.0, 999.0), (None, 0.03))
+    return [Plan(keep=keep, granularity="input", fix_at=end, beta=beta, logit_lr=step) for end, beta, step in varied]
 
 
 def _gradual(keep: float) -> list[Candidate]:
