@@ -95,3 +95,19 @@ def test_the_step_may_be_counted_up_before_backward() -> None:
     (found,) = torch.autograd.grad(out.sum(), weight)
     (wanted,) = torch.autograd.grad(example_product(x, weight, keep, STREAM, replicas, 2).sum(), weight)
     assert torch.equal(found, wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("batch", "units", "inputs"), [(5, 7, 21), (16, 64, 256)])
+def test_the_compiled_kernels_are_their_twin(batch: int, units: int, inputs: int) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, batch, inputs), torch.randn(2, units, inputs)
+    grad, keep, replicas = torch.randn(2, batch, units), torch.tensor([0.3, 0.7]), torch.tensor([0, 5])
+    found = []
+    for device in ("cpu", "cuda"):
+        leaves = [one.to(device).requires_grad_() for one in (x, weight)]
+        step = torch.tensor(2, device=device)
+        out = example_product(*leaves, keep.to(device), STREAM, replicas.to(device), step)
+        found.append([out.detach().cpu(), *(one.cpu() for one in torch.autograd.grad(out, leaves, grad.to(device)))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from stack_cases import CPU, METHODS, assert_equal, bright, settings, stack_of, tensors_of
+from stack_cases import CPU, METHODS, assert_close, assert_equal, bright, settings, stack_of, tensors_of
 
 from dropconnectpp.lab.config.by_epoch import ByEpoch
 from dropconnectpp.lab.config.method import Method
@@ -47,9 +47,7 @@ def test_members_start_evenly_over_the_ranges():
     expected = [0.01 * math.exp(width * (place + 0.5)) for place in range(MEMBERS)]
     assert steps == pytest.approx(expected, rel=1e-5)
     odds = [math.log(rate / (1 - rate)) for rate in rates]
-    assert [b - a for a, b in pairwise(odds)] == pytest.approx(
-        [2 * math.log(9) / MEMBERS] * 3, rel=1e-4
-    )
+    assert [b - a for a, b in pairwise(odds)] == pytest.approx([2 * math.log(9) / MEMBERS] * 3, rel=1e-4)
     again = population_of(protocol_of(rates=(0.1, 0.9)))
     assert torch.equal(stack.values, again.values)
 
@@ -175,3 +173,26 @@ def test_the_judge_may_look_at_few_connections():
     ranked = [next(e for e in one["pruning"] if e["score"] == "product")["accuracy"] for one in pruned]
     assert [point["score"] for point in found] == ranked
     assert ranked != [point["accuracy"] for point in found]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "method", [DROPCONNECT, Method(estimator="straight-through", hyper="optimal", logit_step=10.0)]
+)
+def test_a_graph_goes_on_after_a_takeover(method):
+    """Captured once, it reads the weights, sums and settings that were copied into its memory."""
+    protocol = replace(protocol_of(method), precision="mixed")
+    units = [Unit(protocol, replica) for replica in range(MEMBERS)]
+    graph, eager = (PopulationStack(units, bright(), torch.device("cuda"), graph=graph) for graph in (True, False))
+    captured = []
+    for scores in ((4.0, 1.0, 3.0, 2.0), (1.0, 3.0, 4.0, 2.0), (1.0, 2.0, 3.0, 4.0)):
+        for stack in (graph, eager):
+            stack.train_epoch()
+            stack.judge(points(*scores))
+        captured.append(graph._graph)
+    assert graph.fused
+    assert captured[0] is not None
+    assert all(one is captured[0] for one in captured)
+    for row in range(MEMBERS):
+        assert graph.told(row) == eager.told(row)
+        assert_close(tensors_of(graph, row), tensors_of(eager, row), 5e-2)

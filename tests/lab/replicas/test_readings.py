@@ -248,3 +248,62 @@ def test_eq_16_with_the_baseline_of_the_same_sample_trains():
     method = Method(estimator="eq16", baseline="same-sample", logit_step=30.0)
     stack = trained([Unit(settings(method), 0)])
     assert stack.segments[0].regulariser.keep_probability("weight").std() > 0.0
+
+
+# --------------------------------------------------------------------------------------------------- a GPU
+
+
+class TestOnAGpu:
+    pytestmark = pytest.mark.gpu
+
+    @staticmethod
+    def stack(protocols: list[Protocol], precision: str, graph: bool = True) -> Stack:
+        units = [Unit(replace(one, precision=precision), row) for row, one in enumerate(protocols)]
+        return Stack(units, bright(), torch.device("cuda"), graph=graph)
+
+    @pytest.mark.parametrize("precision", ["float64", "mixed"])
+    def test_a_graph_follows_rates_and_step_sizes_by_epoch(self, precision):
+        protocols = [by_epoch(METHODS[name], RISE) for name in ("dropout", "dropconnect")]
+        graph, eager, stale = (self.stack(protocols, precision, graph=graph) for graph in (True, False, True))
+        stale.begin_epoch = lambda: None  # type: ignore[method-assign]
+        assert graph.fused == (precision == "mixed")
+        graphs = []
+        for _ in range(3):
+            for stack in (graph, eager, stale):
+                stack.train_epoch()
+            graphs.append(graph._graph)
+        assert graphs[0] is not None
+        assert all(one is graphs[0] for one in graphs), "captured once"
+        tolerance = {"float64": 1e-9, "mixed": 5e-2}[precision]
+        for row in range(len(protocols)):
+            assert_close(tensors_of(graph, row), tensors_of(eager, row), tolerance)
+        apart = (stale.parameters["output.weight"] - graph.parameters["output.weight"]).abs()
+        assert apart.max() > tolerance, "a graph that reads the first epoch's numbers would be caught"
+
+    @pytest.mark.parametrize("precision", ["float32", "float64"])
+    def test_readings_train_in_a_graph_as_on_a_cpu(self, precision):
+        protocols = [settings(method, step_size=0.005) for method in (EXAMPLE, SCALED)]
+        graph, cpu = self.stack(protocols, precision), self.stack_on_cpu(protocols, precision)
+        for stack in (graph, cpu):
+            stack.train_epoch()
+        assert graph._graph is not None
+        tolerance = {"float64": 1e-9, "float32": 2e-2}[precision]
+        torch.testing.assert_close(graph.loss_sum.cpu(), cpu.loss_sum, rtol=tolerance, atol=0)
+        if precision == "float64":
+            for row in range(len(protocols)):
+                assert_close(tensors_of(graph, row), tensors_of(cpu, row), tolerance)
+
+    def test_adam_trains_in_a_graph_as_on_a_cpu(self):
+        protocols = [settings(method, **ADAM) for method in METHODS.values()]
+        graph, cpu = self.stack(protocols, "float64"), self.stack_on_cpu(protocols, "float64")
+        for stack in (graph, cpu):
+            for _ in range(2):
+                stack.train_epoch()
+        assert not self.stack(protocols, "mixed").fused
+        for row in range(len(protocols)):
+            assert_close(tensors_of(graph, row), tensors_of(cpu, row), 1e-9)
+
+    @staticmethod
+    def stack_on_cpu(protocols: list[Protocol], precision: str) -> Stack:
+        units = [Unit(replace(one, precision=precision), row) for row, one in enumerate(protocols)]
+        return Stack(units, bright(), CPU)
