@@ -12,13 +12,12 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from dropconnectpp.lab.report.formats import fixed, kept, significant
 from dropconnectpp.lab.report.render.drawing import Drawing, LegendEntry, Panel, colour_of, dashes_of
+from dropconnectpp.lab.report.squares import squares
 from dropconnectpp.lab.report.tables.demo import GRADUAL, METHODS, PLAIN, PLAN, POSTERIOR
 from dropconnectpp.lab.report.tables.rows import Table
 
 PLACES = {PLAIN: 0, GRADUAL: 1, PLAN: 3, POSTERIOR: 3}
 """Colours and line styles; DropConnect++ has the ones that it has in every figure."""
-SHADES = 6
-"""Steps of darkness in the picture of the pixels."""
 
 
 def demo_drawings(found: Mapping[str, Table]) -> list[Drawing]:
@@ -101,7 +100,7 @@ def _pixels(pixels: Table, connections: Table) -> Drawing | None:
             about = f"{read} of {len(mine)} pixels are read in at least one network."
             heading = f"Pixels: {METHODS[method]}"
             panels.append(
-                Panel(f"demo-kept-{method}", heading, "Connections of each pixel", about, _picture(method, mine))
+                Panel(f"demo-kept-{method}", heading, "Connections of each pixel", about, squares(PLACES[method], mine))
             )
     for method in (PLAN, GRADUAL):
         mine = [row for row in connections if row["kind"] == method]
@@ -123,31 +122,6 @@ def _pixels(pixels: Table, connections: Table) -> Drawing | None:
     )
     methods = [method for method in (PLAN, GRADUAL) if any(row["kind"] == method for row in pixels + connections)]
     return Drawing("demo-kept", caption, tuple(panels), _legend(methods))
-
-
-def _picture(method: str, rows: Sequence[Mapping[str, Any]]) -> Callable[[Axes], None]:
-    """Squares of a few shades, one path a shade."""
-    most = max(float(row["connections"]) for row in rows) or 1.0
-    shades: dict[int, list[tuple[int, int]]] = {}
-    for row in rows:
-        if row["connections"] > 0:
-            shade = min(SHADES, 1 + int(SHADES * (float(row["connections"]) / most) ** 0.5))
-            shades.setdefault(shade, []).append((row["column"], row["row"]))
-    height, width = (1 + max(int(row[name]) for row in rows) for name in ("row", "column"))
-    codes = [Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY]
-
-    def draw(axes: Axes) -> None:
-        for shade, squares in sorted(shades.items()):
-            corners = [(x + a, y + b) for x, y in squares for a, b in ((0, 0), (1, 0), (1, 1), (0, 1), (0, 0))]
-            path = Path(corners, codes * len(squares))
-            colour = colour_of(PLACES[method])
-            axes.add_patch(PathPatch(path, facecolor=colour, alpha=shade / SHADES, linewidth=0))
-        axes.set(xlim=(-0.5, width + 0.5), ylim=(height + 0.5, -0.5), aspect="equal", xticks=[], yticks=[])
-        axes.grid(visible=False)
-        for side in ("top", "right", "bottom", "left"):
-            axes.spines[side].set(visible=True, alpha=0.3)
-
-    return draw
 
 
 def _wires(method: str, rows: Sequence[Mapping[str, Any]]) -> Callable[[Axes], None]:

@@ -15,8 +15,10 @@ from dropconnectpp.lab.report import paper_values
 from dropconnectpp.lab.report.demo_figures import demo_drawings
 from dropconnectpp.lab.report.formats import fixed
 from dropconnectpp.lab.report.frontier import frontier
+from dropconnectpp.lab.report.population_figures import population_drawings
 from dropconnectpp.lab.report.render.drawing import Drawing, FigureKind, LegendEntry, Panel, colour_of, dashes_of
 from dropconnectpp.lab.report.selection import ReportedExperiment, Selected
+from dropconnectpp.lab.report.survivors import survivors
 from dropconnectpp.lab.report.tables.further import NLL_RULES, RULES
 from dropconnectpp.lab.report.tables.rows import Table
 from dropconnectpp.lab.report.views.further import score_place, score_title
@@ -71,6 +73,7 @@ def drawings(selected: Selected, found: Tables) -> dict[FigureKind, list[Drawing
         ]
         drawn[kind] = [drawing for drawing in made if drawing is not None]
     drawn["frontier"] = _frontiers(of_networks, found)
+    drawn["population"] = population_drawings(found["population_history"], _slugs)
     drawn["demo"] = demo_drawings(found)
     return drawn
 
@@ -82,6 +85,7 @@ def _frontiers(experiments: Column, found: Tables) -> list[Drawing]:
     for title, slug in zip(titles, _slugs(titles), strict=True):
         rows, others = ([row for row in found[name] if row["title"] == title] for name in ("connections", "published"))
         made.append(frontier(rows, others, f"frontier-{slug}"))
+        made.append(survivors([row for row in found["survivors"] if row["title"] == title], f"survivors-{slug}"))
     return [drawing for drawing in made if drawing is not None]
 
 

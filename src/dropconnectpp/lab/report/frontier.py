@@ -25,7 +25,7 @@ def frontier(rows: Table, published: Table, name: str) -> Drawing | None:
     drawn = [row for row in rows if row["times"] is not None and row["times"] >= LEAST_TIMES and row["error"]["n"]]
     if not drawn:
         return None
-    places = _places(drawn)
+    places = places_of_methods(drawn)
     points = [one for one in published if one["times"] is not None and one["times"] >= LEAST_TIMES]
 
     def draw_error(axes: Axes) -> None:
@@ -61,7 +61,7 @@ def frontier(rows: Table, published: Table, name: str) -> Drawing | None:
     return Drawing(name, caption, tuple(panels), legend)
 
 
-def _places(rows: Sequence[Row]) -> dict[str, int]:
+def places_of_methods(rows: Sequence[Row]) -> dict[str, int]:
     """Methods by their place among colours and dashes."""
     methods = dict.fromkeys(str(row["method"]) for row in rows)
     ours = {str(row["method"]) for row in rows if row["ours"]}

@@ -56,15 +56,20 @@ class Place:
 
 def connection_tables(experiments: Sequence[ReportedExperiment], notes: Notes) -> dict[str, Table]:
     """The tables of this module, by name."""
-    sets = [(title, places_of(list(group), notes)) for title, group in groupby(experiments, lambda e: e.title)]
+    sets = places_by_title(experiments, notes)
     return {
-        "connections": [row for _, places in sets for row in _frontier(places)],
-        "connections_tests": [row for _, places in sets for row in _tests(places)],
-        "published": [row for _, places in sets for row in _published(places)],
-        "layers": [row for _, places in sets for place in places for row in _layers(place)],
-        "units": [row for _, places in sets for row in _units(places, notes)],
+        "connections": [row for places in sets for row in _frontier(places)],
+        "connections_tests": [row for places in sets for row in _tests(places)],
+        "published": [row for places in sets for row in _published(places)],
+        "layers": [row for places in sets for place in places for row in _layers(place)],
+        "units": [row for places in sets for row in _units(places, notes)],
         "tried": _tried(experiments, notes),
     }
+
+
+def places_by_title(experiments: Sequence[ReportedExperiment], notes: Notes) -> list[list[Place]]:
+    """Every method at every share, by data set and network."""
+    return [places_of(list(group), notes) for _, group in groupby(experiments, lambda e: e.title)]
 
 
 def places_of(experiments: Sequence[ReportedExperiment], notes: Notes) -> list[Place]:

@@ -27,10 +27,11 @@ from dropconnectpp.lab.report.statistics import (
     student,
     welch,
 )
-from dropconnectpp.lab.report.tables.connections import connection_tables
+from dropconnectpp.lab.report.tables.connections import connection_tables, places_by_title
 from dropconnectpp.lab.report.tables.demo import demo_tables
 from dropconnectpp.lab.report.tables.further import further_tables
 from dropconnectpp.lab.report.tables.judged import judged_tables
+from dropconnectpp.lab.report.tables.population import population_tables
 from dropconnectpp.lab.report.tables.rows import (
     OURS,
     ByReplica,
@@ -42,6 +43,7 @@ from dropconnectpp.lab.report.tables.rows import (
     short,
     statistic,
 )
+from dropconnectpp.lab.report.tables.survivors import survivor_tables
 from dropconnectpp.lab.report.tables.uci import uci_tables
 from dropconnectpp.lab.runs.store import Row, StoredProtocol
 
@@ -71,7 +73,9 @@ def tables_of(selected: Selected, notes: Notes, protocols: Iterable[StoredProtoc
         "samples": [row for column in selected.columns().values() for e in _ours_first(column) for row in _samples(e)],
         **further_tables(experiments),
         **judged_tables(selected),
+        **population_tables(experiments, notes),
         **connection_tables(others, notes),
+        **survivor_tables(places_by_title(others, notes)),
         **demo_tables(notes),
         **uci_tables(selected.benchmarks),
     }

@@ -29,16 +29,20 @@ from dropconnectpp.lab.report.views.connections import ConnectionsName, lay_out_
 from dropconnectpp.lab.report.views.demo import DemoName, lay_out_demo
 from dropconnectpp.lab.report.views.further import FurtherName, lay_out_further
 from dropconnectpp.lab.report.views.judged import JudgedName, lay_out_judged
+from dropconnectpp.lab.report.views.population import PopulationName, lay_out_population
+from dropconnectpp.lab.report.views.survivors import SurvivorsName, lay_out_survivors
 from dropconnectpp.lab.report.views.uci import UciName, lay_out_uci
 
 PaperName = Literal["overview", "accuracy", "significance", "time", "prediction", "samples"]
-TableName = PaperName | FurtherName | JudgedName | ConnectionsName | DemoName | UciName
+TableName = PaperName | FurtherName | JudgedName | PopulationName | ConnectionsName | SurvivorsName | DemoName | UciName
 """A table that a report may show."""
 TABLES: tuple[str, ...] = (
     *get_args(PaperName),
     *get_args(FurtherName),
     *get_args(JudgedName),
+    *get_args(PopulationName),
     *get_args(ConnectionsName),
+    *get_args(SurvivorsName),
     *get_args(DemoName),
     *get_args(UciName),
 )
@@ -63,7 +67,9 @@ def lay_out(found: dict[str, Table]) -> dict[str, TableView]:
         _samples(found["samples"]),
         *lay_out_further(found),
         *lay_out_judged(found),
+        *lay_out_population(found),
         *lay_out_connections(found),
+        *lay_out_survivors(found),
         *lay_out_demo(found),
         *lay_out_uci(found),
     ]
