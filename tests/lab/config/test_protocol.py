@@ -65,6 +65,8 @@ def another(value: Any, hint: Any) -> Any:
         return next(choice for choice in get_args(hint) if choice != value)
     if isinstance(value, bool):
         return not value
+    if value == ():
+        return ("contrast",)
     if isinstance(value, tuple):
         return value[:-1] if value and not isinstance(value[0], bool) else (*value[:-1], not value[-1])
     if isinstance(value, int):
@@ -92,6 +94,8 @@ def changed(settings: Any, path: tuple[str, ...]) -> Any:
     changes = {name: another(value, get_type_hints(type(settings))[name])}
     if name == "maps":
         changes["pooled"] = settings.pooled[:-1]
+    if name == "corruptions":
+        changes["judged"] = True
     # What does nothing is refused, so these come with what gives them a meaning.
     changes |= {
         "rate": {"kind": "dropout"},
