@@ -1,9 +1,9 @@
 """Choose the control that goes to the test set among those tried on held-out training data, by a rule fixed before.
 
-    python tools/choose_control.py results.sqlite --search experiments/controls/rising_rate_search.toml \\
-        --write chosen.toml
+    python tools/choose_control.py results.sqlite --searches experiments/controls/rising_rate_search.toml \\
+        experiments/controls/scaling_search.toml --write chosen.toml
 
-Of the settings of the search that have a schedule or another scaling, it is the one with the highest mean accuracy on
+Of the settings of the searches that have a schedule or another scaling, it is the one with the highest mean accuracy on
 the held-out images; of equals the one with the lowest NLL. The others are there to compare with, and are not chosen. A
 setting with a network that diverged is out. `--write FILE.toml` writes the experiment with the choice on the test set:
 50 networks on all training images.
@@ -89,12 +89,12 @@ def experiment_on(chosen: Protocol) -> str:
 def main() -> None:
     """Print what was tried and what is chosen."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("stores", nargs="+", type=Path, metavar="STORE", help="results of the search, packed or not")
-    options.add_argument("--search", type=Path, required=True, metavar="FILE.toml", help="the experiment")
+    options.add_argument("stores", nargs="+", type=Path, metavar="STORE", help="results of the searches, packed or not")
+    options.add_argument("--searches", nargs="+", type=Path, required=True, metavar="FILE.toml", help="the experiments")
     options.add_argument("--write", type=Path, metavar="FILE.toml", help="write the experiment with the choice")
     given = options.parse_args()
     found = {rows[0].key.digest: rows for rows in tried(given.stores)}
-    offered = outcomes(from_file(given.search), found)
+    offered = [one for path in given.searches for one in outcomes(from_file(path), found)]
     for one in sorted(offered, key=lambda one: one.accuracy if math.isfinite(one.accuracy) else -1.0, reverse=True):
         print(one.described)
     chosen = choose(offered)

@@ -54,7 +54,7 @@ def searched(folder: Path, networks: int = 2, **changes: tuple[float, float] | N
                 results = {"diverged_at": 1} if value is None else {"accuracy": value[0] + key.replica, "nll": value[1]}
                 status = "diverged" if value is None else "done"
                 store.finish(key, me, status, results=results, seconds=1.0, device="none")
-    return [str(folder / "results.sqlite"), "--search", str(folder / "search.toml")]
+    return [str(folder / "results.sqlite"), "--searches", str(folder / "search.toml")]
 
 
 @pytest.mark.parametrize(

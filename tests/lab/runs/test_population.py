@@ -28,6 +28,7 @@ from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.population import find, with_population
 from dropconnectpp.lab.runs.runner import Outcome, Runner
 from dropconnectpp.lab.runs.store import Store
+from scripts import ROOT
 
 CPU = torch.device("cpu")
 SETTINGS = Population(members=4, every=2, step_sizes=(0.01, 0.2), keep=0.1)
@@ -253,6 +254,9 @@ def test_the_usual_population_is_a_fifth_of_the_grid():
     labels = [one.method.label for one in found.protocols]
     assert labels == ["Dropout", "DropConnect", "DropConnect++ (per-example)", "DropConnect++ (sparse)"]
     assert found.repeats == 50
+    for path in sorted((ROOT / "experiments" / "population").glob("*.toml")):
+        written = from_file(path)
+        assert written == population(written.protocols[0].data)
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,10 @@ def of_the_paper(
     return Experiment(protocols=tuple(protocols), repeats=repeats, selection=Selection(together=together))
 
 
+REPLAYED = Evaluation(every=20, curve_samples=0, samples=(30,), shares=(1.0, 0.25, 0.1, 0.05), predictive_samples=0)
+"""What is measured of networks that follow a schedule that was found."""
+
+
 def population(
     data: str,
     *,
@@ -156,7 +160,9 @@ def population(
     The preset `sparse` is judged with the share ``keep`` of its weights; all others whole.
     """
     base = of_the_paper("table1", data, methods=methods, repeats=repeats, epochs=epochs, root_seed=root_seed)
-    return replace(base, population=Population(members=members, every=every, keep=keep))
+    shares = tuple(sorted({*REPLAYED.shares, *([] if keep is None else [keep])}, reverse=True))
+    protocols = tuple(replace(one, evaluation=replace(REPLAYED, shares=shares)) for one in base.protocols)
+    return replace(base, protocols=protocols, population=Population(members=members, every=every, keep=keep))
 
 
 def sparsity(
