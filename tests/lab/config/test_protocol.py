@@ -96,6 +96,8 @@ def changed(settings: Any, path: tuple[str, ...]) -> Any:
         changes["pooled"] = settings.pooled[:-1]
     if name == "corruptions":
         changes["judged"] = True
+    if name == "examples":
+        changes["examples"] = 200
     # What does nothing is refused, so these come with what gives them a meaning.
     changes |= {
         "rate": {"kind": "dropout"},

@@ -19,6 +19,7 @@ from dropconnectpp.lab.config.protocol import Architecture, Evaluation, Protocol
 from dropconnectpp.lab.config.pruning import PRUNING, Pruning
 from dropconnectpp.lab.config.selection import Selection, SparsitySearch
 from dropconnectpp.lab.config.settings import ProtocolError, from_dict
+from dropconnectpp.lab.config.small_data import SmallData
 from dropconnectpp.lab.config.sparsity import (
     CONTROLS,
     KEEP,
@@ -234,7 +235,7 @@ def _from_content(content: dict[str, Any]) -> Experiment:
     for name, value in content.items():
         if name not in CONTENT:
             raise ProtocolError(f"{name} is no setting. Known: {', '.join(CONTENT)}.")
-        if name in ("protocol", "selection", "sparsity", "population") and not isinstance(value, dict):
+        if name in ("protocol", "selection", "sparsity", "population", "small_data") and not isinstance(value, dict):
             raise ProtocolError(f"{name} must be a table, under [{name}], got {value!r}.")
     bases = [from_dict(Protocol, one, "protocol.") for one in _by_step_size(content.get("protocol", {}))]
     base = bases[0]
@@ -266,12 +267,21 @@ def _from_content(content: dict[str, Any]) -> Experiment:
         if type(value) is not int:
             raise ProtocolError(f"{name} must be a whole number, got {value!r}.")
     members = from_dict(Population, content["population"], "population.") if "population" in content else None
+    fewer = from_dict(SmallData, content["small_data"], "small_data.") if "small_data" in content else None
     protocols = tuple(
         _by_epoch(_with_step(_with_method(one, method), table), table)
         for method, table in zip(chosen, given, strict=True)
         for one in bases
     )
+    if fewer is not None:
+        protocols = by_size(protocols, fewer)
     return Experiment(protocols=protocols, selection=selection, sparsity=search, population=members, **counts)
+
+
+def by_size(protocols: Sequence[Protocol], fewer: SmallData) -> tuple[Protocol, ...]:
+    """Each protocol with each number of training examples: all methods with one number, then with the next."""
+    each = [fewer.protocols(protocol) for protocol in protocols]
+    return tuple(protocol for alike in zip(*each, strict=True) for protocol in alike)
 
 
 def _with_step(protocol: Protocol, table: dict[str, Any]) -> Protocol:
@@ -317,7 +327,7 @@ def _by_step_size(protocol: dict[str, Any]) -> list[dict[str, Any]]:
     return [protocol | {"training": training | one} for one in steps]
 
 
-CONTENT = ("repeats", "ensembles", "protocol", "methods", "selection", "sparsity", "population")
+CONTENT = ("repeats", "ensembles", "protocol", "methods", "selection", "sparsity", "population", "small_data")
 WHOLE = ("shares",)
 """Settings that are lists themselves."""
 

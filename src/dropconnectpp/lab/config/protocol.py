@@ -160,6 +160,9 @@ class Training:
     """Of the step size: constant, falling to 0 in a line over the second half, or as half a cosine."""
     momentum: float = field(default=0.9, metadata=LATE)
     """Of SGD."""
+    examples: int = field(default=0, metadata=LATE)
+    """Training examples that a network has: the first of a shuffled order of its own, so that fewer are among more.
+    0: all. Networks with one number have the same ones, whatever the method."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -171,6 +174,8 @@ class Training:
         require(self.epsilon > 0, f"epsilon must be positive, got {self.epsilon}.")
         require(self.batch_size >= 1 and self.epochs >= 1, "batch_size and epochs must be at least 1.")
         require(self.holdout >= 0, f"holdout must not be negative, got {self.holdout}.")
+        few = self.examples == 0 or self.examples >= self.batch_size
+        require(few, f"examples must be 0 for all, or at least a batch of {self.batch_size}, got {self.examples}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +292,7 @@ class Protocol:
         require(training.last_batch == "drop", "last_batch 'keep' is for the paper's network.")
         require(self.evaluation.foreign is None, "foreign is for the paper's network.")
         require(not self.evaluation.judged, "judged is for the paper's network.")
+        require(not training.examples, "examples is for the paper's network.")
 
     def _check_population(self) -> None:
         if self.population is None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from dropconnectpp.lab.config.corruptions import CORRUPTIONS
 from dropconnectpp.lab.config.ensembles import MEMBERS
-from dropconnectpp.lab.config.experiments import Experiment, of_the_paper
+from dropconnectpp.lab.config.experiments import Experiment, by_size, of_the_paper
 from dropconnectpp.lab.config.method import MethodName
 from dropconnectpp.lab.config.protocol import Evaluation
+from dropconnectpp.lab.config.small_data import EXAMPLES, SmallData
 
 METHODS = ("none", "dropout", "dropconnect", "dropconnect++", "per-example")
 FOREIGN = {"cifar10": "svhn", "cifar100": "svhn", "svhn": "cifar10", "fashion-mnist": "mnist", "mnist": "fashion-mnist"}
@@ -49,3 +50,29 @@ def uncertainty(
     evaluation = replace(JUDGED, foreign=foreign or FOREIGN.get(data), corruptions=corruptions)
     protocols = tuple(replace(protocol, evaluation=evaluation) for protocol in base.protocols)
     return replace(base, protocols=protocols, ensembles=MEMBERS if repeats >= MEMBERS else 0)
+
+
+def small_data(
+    data: str,
+    *,
+    examples: Sequence[int] = EXAMPLES,
+    methods: Sequence[MethodName | str] = METHODS,
+    repeats: int = 20,
+    epochs: int | None = None,
+    step_size: float | None = None,
+    rate: float | None = None,
+    root_seed: int = 0,
+    together: bool = False,
+) -> Experiment:
+    """How methods fare with few training examples. With all of them, 0, it has the networks of `uncertainty`."""
+    base = uncertainty(
+        data,
+        methods=methods,
+        repeats=repeats,
+        epochs=epochs,
+        step_size=step_size,
+        rate=rate,
+        root_seed=root_seed,
+        together=together,
+    )
+    return replace(base, protocols=by_size(base.protocols, SmallData(examples=tuple(examples))))

@@ -72,19 +72,26 @@ class Stack(Networks):
         if side != width:
             raise ProtocolError(f"images must be square, got {side} x {width}.")
         shape = Shape(protocol.architecture, channels, side, len(dataset.classes))
-        super().__init__(units, shape, len(self.examples.rows), device)
+        whole, few = len(self.examples.rows), protocol.training.examples
+        if few > whole:
+            raise ProtocolError(f"examples is {few} and there are only {whole} training examples. 0 takes all.")
+        count = few or whole
+        super().__init__(units, shape, count, device)
         self.position = torch.zeros_like(self.step)
         self.loss_sum = torch.zeros(len(self.units), device=device, dtype=self.dtype)
         self.on_batch: Callable[[float], None] | None = None  # told the share of the epoch that is done, and may raise
         self.chunk: int | None = None  # images evaluated at a time, where the usual number does not fit the memory
         batch = protocol.training.batch_size
-        count = len(self.examples.rows)
         if count < batch:
             raise ProtocolError(f"batch_size is {batch} and there are only {count} training examples.")
         self.batches = [batch] * (count // batch)
         if protocol.training.last_batch == "keep" and count % batch:
             self.batches.append(count % batch)
         self.order = torch.zeros((len(self.units), count), dtype=torch.int64, device=device)
+        self._subset: Tensor | None = None
+        """Where the examples of each replica are, (R, N), if they are not all."""
+        if few:
+            self._subset = Stream(protocol.root_seed, "subset").permutation(self.replicas, 0, whole)[:, :count]
         self._columns = torch.arange(batch, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._use_graph = graph and device.type == "cuda"
@@ -104,8 +111,9 @@ class Stack(Networks):
 
     def shuffle(self) -> None:
         """Draw the order of examples of the next epoch."""
-        order = Stream(self.protocol.root_seed, "order")
-        self.order.copy_(order.permutation(self.replicas, self.epoch, self.order.shape[1]))
+        stream = Stream(self.protocol.root_seed, "order")
+        order = stream.permutation(self.replicas, self.epoch, self.order.shape[1])
+        self.order.copy_(order if self._subset is None else self._subset.gather(1, order))
 
     def train_batches(self) -> None:
         """Take a step on each batch that is left of the epoch, in order."""
