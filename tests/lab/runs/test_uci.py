@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from engine_cases import host
 from scipy import stats
 from uci_cases import SHORT, SPLITS, made
 
 from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.config.uci import FACTORS, KINDS, NOISY, PLAIN, Kind, Regression, Setting, Training
 from dropconnectpp.lab.data.dataset import RegressionSet
-from dropconnectpp.lab.runs import uci
+from dropconnectpp.lab.runs import uci, uci_splits
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.store import Store
 
@@ -108,12 +110,12 @@ def test_a_run_resumes_and_repeats_nothing(data: RegressionSet, store: Store, mo
         return measure(one, data, splits, *rest)
 
     monkeypatch.setattr(uci, "measure", counted)
-    monkeypatch.setattr(uci, "SPLITS_AT_ONCE", 2)
+    monkeypatch.setattr(uci_splits, "SPLITS_AT_ONCE", 2)
     me = Owner.here()
-    assert not uci.run(experiment(), data, store, me, deadline=time.monotonic() - 1.0)
-    assert uci.run(experiment(), data, store, me, [1])
-    assert uci.run(experiment(), data, store, me)
-    assert uci.run(experiment(), data, store, me)
+    assert not uci_splits.run(experiment(), data, store, me, deadline=time.monotonic() - 1.0)
+    assert uci_splits.run(experiment(), data, store, me, [1])
+    assert uci_splits.run(experiment(), data, store, me)
+    assert uci_splits.run(experiment(), data, store, me)
     assert asked == [[1], [0, 2]]
     rows = store.rows()
     assert [(row.key.replica, row.status) for row in rows] == [(0, "done"), (1, "done"), (2, "done")]
@@ -126,7 +128,7 @@ def test_an_ensemble_takes_what_plain_networks_chose(data: RegressionSet, store:
     assert uci.plain_choices(experiment("ensemble"), store, [0]) is None
     settings = experiment("plain").settings
     assert Regression(data="uci:yacht", kind="plain", training=SHORT, settings=settings) == experiment("plain")
-    uci.run(experiment("plain"), data, store, me, [0])
+    uci_splits.run(experiment("plain"), data, store, me, [0])
     row = store.rows()[0].results
     assert uci.plain_choices(experiment("ensemble"), store, [0]) == [Setting(row["rate"], row["precision"])]
 
@@ -137,7 +139,7 @@ def test_what_is_interrupted_holds_no_work(data: RegressionSet, store: Store, mo
 
     monkeypatch.setattr(uci, "measure", stopped)
     with pytest.raises(KeyboardInterrupt):
-        uci.run(experiment(), data, store, Owner.here())
+        uci_splits.run(experiment(), data, store, Owner.here())
     assert store.rows() == []
     assert not store.holders()
 
@@ -145,7 +147,7 @@ def test_what_is_interrupted_holds_no_work(data: RegressionSet, store: Store, mo
 def test_a_diverged_split_is_stored_as_such(data: RegressionSet, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     found = uci.measure(experiment(), data, [0])[0]
     monkeypatch.setattr(uci, "measure", lambda *_: [found | {"rmse": float("nan")}])
-    assert uci.run(experiment(), data, store, Owner.here(), [0])
+    assert uci_splits.run(experiment(), data, store, Owner.here(), [0])
     assert store.rows()[0].status == "diverged"
 
 
@@ -176,3 +178,22 @@ def test_a_digest_is_of_every_setting() -> None:
         replace(one, kind="dropconnect"),
     ]
     assert len({one.digest, *(other.digest for other in others)}) == 6
+
+
+def test_workers_take_splits_and_ensembles_wait_for_what_plain_networks_choose(
+    data: RegressionSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uci_splits, "SPLITS_AT_ONCE", 1)
+    plans = [uci_splits.Plan(experiment(kind), data, range(SPLITS)) for kind in ("plain", "ensemble")]
+    found = []
+    for name in ("one", "two"):
+        out = tmp_path / name
+        out.mkdir()
+        workers = host(out) if name == "two" else None
+        with Store.open(out / "results.sqlite") as store:
+            assert uci_splits.run_all(plans, store, Owner.here(), engine=workers)
+            found.append([(row.key, row.status, row.results, row.versions) for row in store.rows()])
+        if workers is not None:
+            workers.close()
+    assert found[0] == found[1]
+    assert len(found[0]) == 2 * SPLITS

@@ -114,6 +114,10 @@ class Lines(Display):
         else:
             self._now_and_then(text)
 
+    def overall(self, title: str, done: float, total: float, left_s: float | None) -> None:
+        share = f", {done / total:.0%} done" if total else ""
+        self._now_and_then(f"  {title}{share}" + ("" if left_s is None else f", {left_text(left_s)}"))
+
     def _of_rounds(self, done: int, total: int) -> str:
         if self._round is None or self._round[1] != total or done < self._round[0]:  # a series begins
             self._rounds.begin(0.0)
@@ -136,6 +140,7 @@ class Bars(Display):
         self.progress = progress
         self._pace = Pace()
         self._accuracy: float | None = None
+        self._several = False  # whether the bar is of all work that several workers do
         self._task = self._new("", None, 0, visible=False)
 
     def _new(self, title: str, total: float | None, done: float, *, visible: bool = True) -> TaskID:
@@ -186,6 +191,13 @@ class Bars(Display):
 
     def group_finished(self) -> None:
         self.progress.stop_task(self._task)
+
+    def overall(self, title: str, done: float, total: float, left_s: float | None) -> None:
+        if not self._several:
+            self._several = True
+            self._next(title, total, done)
+        left = "" if left_s is None else left_text(left_s)
+        self.progress.update(self._task, description=printable(title), total=total, completed=done, left=left)
 
 
 def left_text(seconds: float) -> str:

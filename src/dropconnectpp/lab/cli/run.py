@@ -6,8 +6,9 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +27,10 @@ from dropconnectpp.lab.cli.options import (
     duration,
 )
 from dropconnectpp.lab.cli.results import make_folder, write_report
+from dropconnectpp.lab.cli.workers import ALONE, EngineName, StorageRoot, Team, Threads, Workers
 from dropconnectpp.lab.config.method import METHODS, PAPER_METHODS
+from dropconnectpp.lab.config.population import MEMBERS as POPULATION_MEMBERS
+from dropconnectpp.lab.config.population import USUAL as POPULATION_METHODS
 from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.config.sparsity import NAMES as SPARSE_METHODS
 from dropconnectpp.lab.config.uci import KINDS as REGRESSION_METHODS
@@ -54,7 +58,7 @@ def run(
     what: Annotated[
         str,
         typer.Argument(
-            help="table1, table2, table3, figure1, uncertainty, sparsity, uci, or a TOML file of your own.",
+            help="table1, table2, table3, figure1, uncertainty, sparsity, population, uci, or a TOML file of your own.",
             show_default=False,
         ),
     ],
@@ -73,7 +77,7 @@ def run(
         typer.Option(
             help=f"Methods to train, separated by commas; from {', '.join(METHODS)} (default: "
             f"{','.join(PAPER_METHODS)}). Of sparsity from {', '.join(SPARSE_METHODS)}, of uci from "
-            f"{', '.join(REGRESSION_METHODS)} (default: all)."
+            f"{', '.join(REGRESSION_METHODS)} (default: all). Of population by default {','.join(POPULATION_METHODS)}."
         ),
     ] = None,
     epochs: Annotated[
@@ -120,6 +124,11 @@ def run(
     tries: Annotated[
         int, typer.Option(min=1, help="Networks of each setting that sparsity tries on held-out training data.")
     ] = 2,
+    members: Annotated[
+        int,
+        typer.Option(min=2, help="Networks of each population (default: a fifth of a grid of 72 networks)."),
+    ] = POPULATION_MEMBERS,
+    every: Annotated[int, typer.Option(min=1, help="Epochs after which the worst of a population take over.")] = 5,
     first_replica: Annotated[
         int,
         typer.Option(min=0, help="Number of the first network. Machines that share no folder need different ones."),
@@ -127,6 +136,10 @@ def run(
     device: DeviceName = "auto",
     out: Out = Path("dcpp-results"),
     replicas_at_once: ReplicasAtOnce = None,
+    workers: Workers = None,
+    engine: EngineName = None,
+    threads: Threads = None,
+    storage: StorageRoot = None,
     time_limit: TimeLimit = None,
     data_dir: DataDirectory = None,
 ) -> None:
@@ -136,8 +149,11 @@ def run(
     networks and of ensembles of 5, on the test set, on corrupted images and against foreign ones. sparsity compares
     methods that keep few connections, error against the share of weights kept: DropConnect++, pruning by size, Sparse
     VD and L0, each tried with as many settings on held-out training data; the best at each share goes to the test set.
-    uci compares methods on the regression benchmark's sets that were fetched, on all published splits; settings are
-    chosen within each training split, as many for each method.
+    population finds step size and rate, or the price of a connection, by epoch: networks of one stack, of which the
+    worst take over weights and settings of the best every few epochs, judged on held-out training images; then
+    --repeats fresh networks train by what was found, on all training images. uci compares methods on the regression
+    benchmark's sets that were fetched, on all published splits; settings are chosen within each training split, as
+    many for each method.
 
     If it is stopped or killed, the same command resumes it. Several processes may share a folder.
 
@@ -147,9 +163,13 @@ def run(
 
       dcpp run table1 --dataset fashion-mini --epochs 5 --repeats 3
 
+      dcpp run table1 --dataset cifar10 --engine host --device cuda
+
       dcpp run uncertainty --dataset fashion-mnist --foreign mnist --device cuda
 
       dcpp run sparsity --dataset mnist --network lenet-300-100 --keep 0.05,0.02,0.01 --device cuda
+
+      dcpp run population --dataset cifar10 --methods dropconnect --members 14 --device cuda
 
       dcpp run uci --dataset uci:yacht
 
@@ -159,14 +179,26 @@ def run(
     from dropconnectpp.lab.runs import execution
 
     if what == "uci":
-        _run_uci(context, dataset, methods, repeats, seed, out, time_limit, data_dir)
+        team = Team(workers, engine, storage, 1)
+        _run_uci(context, dataset, methods, repeats, seed, out, time_limit, data_dir, team)
         return
     if what not in experiments.NAMES and (what.endswith(".toml") or Path(what).is_file()):
         experiment = experiments.from_file(Path(what))
-        _refuse(what, context, (*SHARED, *PAPER_ONLY, *SPARSITY_ONLY), f"Write it into {what}.")
+        _refuse(what, context, (*SHARED, *PAPER_ONLY, *SPARSITY_ONLY, *POPULATION_ONLY), f"Write it into {what}.")
         experiment = experiment if repeats is None else replace(experiment, repeats=repeats)
+    elif what == "population":
+        _refuse(what, context, (*PAPER_ONLY, *SPARSITY_ONLY), "It finds step size and rate on held-out training data.")
+        experiment = experiments.population(
+            dataset,
+            methods=POPULATION_METHODS if methods is None else _listed(methods),
+            members=members,
+            every=every,
+            repeats=50 if repeats is None else repeats,
+            epochs=epochs,
+            root_seed=seed,
+        )
     elif what == "sparsity":
-        _refuse(what, context, PAPER_ONLY, "Its settings are tried on held-out training data.")
+        _refuse(what, context, (*PAPER_ONLY, *POPULATION_ONLY), "Its settings are tried on held-out training data.")
         experiment = experiments.sparsity(
             dataset,
             network,
@@ -178,7 +210,8 @@ def run(
             root_seed=seed,
         )
     elif what == "uncertainty":
-        _refuse(what, context, (*SPARSITY_ONLY, "hyper"), "It compares methods as they are, by --methods.")
+        not_for_it = (*SPARSITY_ONLY, *POPULATION_ONLY, "hyper")
+        _refuse(what, context, not_for_it, "It compares methods as they are, by --methods.")
         experiment = uncertainty.uncertainty(
             dataset,
             methods=uncertainty.METHODS if methods is None else _listed(methods),
@@ -192,6 +225,7 @@ def run(
         )
     else:
         _refuse(what, context, SPARSITY_ONLY, "It is for dcpp run sparsity.")
+        _refuse(what, context, POPULATION_ONLY, "It is for dcpp run population.")
         experiment = experiments.of_the_paper(
             what,
             dataset,
@@ -206,7 +240,10 @@ def run(
             together=together,
         )
     experiment = replace(experiment, first_replica=first_replica)
-    with _runner(out, device, data_dir, replicas_at_once, time_limit) as runner:
+    if what == "table2":
+        _refuse(what, context, TEAM, "It times methods in turn, on one device.")
+    team = Team(workers, engine, storage, threads)
+    with _runner(out, device, data_dir, replicas_at_once, time_limit, team) as runner:
         execution.check_data(experiment, runner)
         make_folder(out)
         execution.remember_command(experiment, runner, _command(), timing=what == "table2")
@@ -265,13 +302,14 @@ def _run_uci(
     out: Path,
     time_limit: str | None,
     data_dir: Path | None,
+    team: Team,
 ) -> None:
     from dropconnectpp.lab.cli.uci import ADVICE, NOT_FOR_IT, run_uci
 
-    _refuse("uci", context, (*PAPER_ONLY, *SPARSITY_ONLY, *NOT_FOR_IT), ADVICE)
+    _refuse("uci", context, (*PAPER_ONLY, *SPARSITY_ONLY, *POPULATION_ONLY, *NOT_FOR_IT), ADVICE)
     name = dataset if _given(context, "dataset") else None
     listed = None if methods is None else _listed(methods)
-    complete = run_uci(name, listed, splits, seed, out, time_limit, data_dir, _command())
+    complete = run_uci(name, listed, splits, seed, out, time_limit, data_dir, _command(), team)
     write_report(out, "uci")
     if not complete:
         raise typer.Exit(3)
@@ -279,11 +317,17 @@ def _run_uci(
 
 @contextmanager
 def _runner(
-    out: Path, device: str, data_dir: Path | None, at_once: int | None, time_limit: str | None
+    out: Path,
+    device: str,
+    data_dir: Path | None,
+    at_once: int | None,
+    time_limit: str | None,
+    team: Team = ALONE,
 ) -> Iterator[Runner]:
     from dropconnectpp.lab import data
     from dropconnectpp.lab import device as devices
     from dropconnectpp.lab.cli.display import run_display
+    from dropconnectpp.lab.data import cache
     from dropconnectpp.lab.runs.interruption import Interruption
     from dropconnectpp.lab.runs.runner import Runner
 
@@ -293,16 +337,20 @@ def _runner(
         raise ProtocolError(f"{out}: is a file. Give a folder.")
 
     interruption = Interruption()
+    load = partial(data.load, directory=cache.data_directory(data_dir).absolute())  # workers may have another home
+    workers = team.gather(out, chosen, load)
     try:
-        with interruption.caught(), run_display() as display:
+        with interruption.caught(), run_display() as display, closing(workers):
             yield Runner(
                 out,
                 chosen,
-                lambda name: data.load(name, directory=data_dir),
+                load,
                 display,
                 group=at_once,
                 deadline=deadline,
                 interruption=interruption,
+                engine=workers,
+                storage=team.storage_for(out),
             )
     except KeyboardInterrupt:
         Console(stderr=True).print("Stopped. What was finished or checkpointed is kept; the same command resumes.")
@@ -312,7 +360,10 @@ def _runner(
 SHARED = ("dataset", "methods", "epochs", "seed")
 PAPER_ONLY = ("step_size", "rate", "together", "hyper", "foreign")
 SPARSITY_ONLY = ("network", "keep", "structured", "controls", "tries")
+POPULATION_ONLY = ("members", "every")
 """Options by the experiments that take them; a file takes none of them."""
+TEAM = ("workers", "engine", "threads", "storage")
+"""Options of the processes that train."""
 
 
 def _refuse(what: str, context: typer.Context, names: tuple[str, ...], advice: str) -> None:

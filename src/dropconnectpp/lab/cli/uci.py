@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dropconnectpp.lab.cli.options import duration
+from dropconnectpp.lab.cli.workers import ALONE, Team
 from dropconnectpp.lab.config.notes import COMMAND
 from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.config.uci import KINDS, Regression, Training
@@ -16,7 +17,7 @@ from dropconnectpp.lab.config.uci import KINDS, Regression, Training
 if TYPE_CHECKING:
     from dropconnectpp.lab.data.dataset import RegressionSet
 
-NOT_FOR_IT = ("epochs", "first_replica", "replicas_at_once", "device")
+NOT_FOR_IT = ("epochs", "first_replica", "replicas_at_once", "device", "threads")
 """Options of `dcpp run` that it does not take, besides those of other experiments."""
 ADVICE = "It trains on the CPU, with the same settings for every set of a size."
 
@@ -30,6 +31,7 @@ def run_uci(
     time_limit: str | None,
     data_dir: Path | None,
     command: str,
+    team: Team = ALONE,
 ) -> bool:
     """Run what is missing. Return whether everything is there.
 
@@ -42,6 +44,7 @@ def run_uci(
         time_limit: after which no stack of networks begins.
         data_dir: where prepared sets are stored.
         command: noted for the report.
+        team: the processes that train.
     """
     for kind in methods or ():
         if kind not in KINDS:
@@ -54,7 +57,7 @@ def run_uci(
         for kind in KINDS
         if methods is None or kind in methods
     ]
-    return _run(experiments, splits, out, deadline, command)
+    return _run(experiments, splits, out, deadline, command, team)
 
 
 def _sets(name: str | None, data_dir: Path | None) -> list[RegressionSet]:
@@ -75,39 +78,43 @@ def _run(
     out: Path,
     deadline: float | None,
     command: str,
+    team: Team,
 ) -> bool:
-    from dropconnectpp.lab.cli.display import run_display
-    from dropconnectpp.lab.cli.results import make_folder
-    from dropconnectpp.lab.runs import uci
-    from dropconnectpp.lab.runs.owner import Owner
-    from dropconnectpp.lab.runs.store import Store
-
-    make_folder(out)
-    owner, complete = Owner.here(), True
-    with Store.open(out / "results.sqlite") as store, run_display() as display, one_thread():
-        for data, experiment in experiments:
-            store.write_note(store.add(experiment), COMMAND, command)
-            wanted = range(len(data.splits) if splits is None else min(splits, len(data.splits)))
-            try:
-                there = uci.run(experiment, data, store, owner, wanted, display, deadline)
-            except KeyboardInterrupt:
-                display.note("Stopped. The splits that were finished are kept; the same command goes on from here.")
-                raise
-            complete = complete and there
-            if deadline is not None and time.monotonic() >= deadline and not complete:
-                display.note("The time limit is near: stopped. The same command goes on from here.")
-                return False
-    return complete
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Networks of fifty units are faster on one thread than on several that wait for each other."""
     import torch
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    from dropconnectpp.lab.cli.display import run_display
+    from dropconnectpp.lab.cli.results import make_folder
+    from dropconnectpp.lab.data import load
+    from dropconnectpp.lab.runs.interruption import Interruption
+    from dropconnectpp.lab.runs.owner import Owner
+    from dropconnectpp.lab.runs.store import Store
+    from dropconnectpp.lab.runs.uci_splits import Plan, run_all
+
+    make_folder(out)
+    interruption = Interruption()
+    plans = [
+        Plan(experiment, data, range(len(data.splits) if splits is None else min(splits, len(data.splits))))
+        for data, experiment in experiments
+    ]
+    workers = team.gather(out, torch.device("cpu"), load)
+    with Store.open(out / "results.sqlite") as store, run_display() as display, closing(workers):
+        for _, experiment in experiments:
+            store.write_note(store.add(experiment), COMMAND, command)
+        try:
+            with interruption.caught() if workers.several else nullcontext():
+                complete = run_all(
+                    plans,
+                    store,
+                    Owner.here(),
+                    display=display,
+                    deadline=deadline,
+                    engine=workers,
+                    storage=team.storage_for(out),
+                    interruption=interruption,
+                )
+        except KeyboardInterrupt:
+            display.note("Stopped. The splits that were finished are kept; the same command goes on from here.")
+            raise
+        if deadline is not None and time.monotonic() >= deadline and not complete:
+            display.note("The time limit is near: stopped. The same command goes on from here.")
+    return complete

@@ -26,7 +26,7 @@ class Agenda:
     owner: Owner
     checkpoints: Checkpoints
     size_of: Callable[[Unit, int], int]
-    """How many networks like this one may be in a stack, where so many are left."""
+    """How many networks like this one may be in a stack, where so many are not done."""
     task_of: Callable[[list[Unit]], Task]
     """The task that trains a stack; it may raise instead."""
     _left: dict[Key, Unit] = field(init=False)
@@ -51,6 +51,10 @@ class Agenda:
             self._left.pop(Key(*unit.key), None)
             self._out.add(Key(*unit.key))
         return self.task_of(units)
+
+    def done(self, task: Task) -> None:
+        """The rows of a stack are stored."""
+        self._out.difference_update(task.keys)
 
     def give_back(self, task: Task) -> None:
         """Take a stack back that is neither done nor to be given up."""
@@ -84,7 +88,7 @@ class Agenda:
                 if members := self._population(alike):
                     return members
                 continue
-            size = self.size_of(alike[0], len(self._left))
+            size = self.size_of(alike[0], len(self._left) + len(self._out))
             mine: list[Unit] = []
             for some in _batched(alike, max(ASKED_FOR * size, 100)):
                 keys = [unit.key for unit in some]

@@ -20,6 +20,7 @@ from dropconnectpp.lab.runs.store import ClaimLostError, FinishedError, Key, Sto
 from dropconnectpp.lab.runs.tasks import (
     Failed,
     Finished,
+    Interrupted,
     Lost,
     Outcome,
     OutOfMemory,
@@ -54,7 +55,7 @@ class Source(Protocol):
         """The next task, whose rows are claimed; None if there is none now."""
 
     def give_back(self, task: Task) -> None:
-        """Take a task back whose work another process took over."""
+        """Take a task back that is not done."""
 
     def stored(self, task: Task) -> None:
         """The rows of a task are in the store."""
@@ -159,6 +160,18 @@ class Dispatcher:
             while self._flights and time.monotonic() < deadline:
                 self.engine.wait(WAIT_S)
 
+    def require_success(self) -> None:
+        """Raise if networks failed in this run.
+
+        Raises:
+            WorkError: it names how many, and why the first did.
+        """
+        if self.failed:
+            raise WorkError(
+                f"{len(self.failed)} networks failed: {next(iter(self.failed.values()))}. The others are trained and "
+                "kept; the same command tries these again."
+            )
+
     # ------------------------------------------------------------------------------------- events
 
     def _handle(self, event: Event) -> None:
@@ -212,7 +225,7 @@ class Dispatcher:
         self.board.ended(number, stored)
         if isinstance(outcome, OutOfMemory):
             self._error = self._error or self._source.not_fitting(task, outcome.message)
-        elif isinstance(outcome, Lost):
+        elif isinstance(outcome, Lost | Interrupted):
             self._source.give_back(task)
         elif isinstance(outcome, Rows):
             self._source.stored(task)

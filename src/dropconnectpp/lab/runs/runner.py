@@ -18,7 +18,7 @@ from dropconnectpp.lab.replicas.network import Unit
 from dropconnectpp.lab.runs.agenda import Agenda
 from dropconnectpp.lab.runs.board import Board
 from dropconnectpp.lab.runs.checkpoints import Checkpoints
-from dropconnectpp.lab.runs.dispatch import Dispatcher, WorkError
+from dropconnectpp.lab.runs.dispatch import Dispatcher
 from dropconnectpp.lab.runs.engines.engine import Engine
 from dropconnectpp.lab.runs.engines.here import Here
 from dropconnectpp.lab.runs.evidence import commit, versions
@@ -110,12 +110,7 @@ class Runner:
             finally:
                 store.release(list(wanted), self.owner)
             finished = len(store.finished() & wanted.keys())
-        if dispatcher.failed:
-            reason = next(iter(dispatcher.failed.values()))
-            raise WorkError(
-                f"{len(dispatcher.failed)} networks failed: {reason}. The others are trained and kept; the same "
-                "command tries these again."
-            )
+        dispatcher.require_success()
         return Outcome(finished, len(wanted) - finished, dispatcher.out_of_time is not None)
 
     def _run(self, store: Store, wanted: Wanted) -> Dispatcher:
@@ -166,6 +161,7 @@ class Runner:
     def stored(self, task: Task) -> None:
         """The rows of a stack are in the store."""
         self.checkpoints.forget(task.keys)
+        self._agenda.done(task)
         if self._after_stack is not None:
             self._after_stack()
 
@@ -190,7 +186,7 @@ class Runner:
         return None
 
     def _size(self, unit: Unit, left: int) -> int:
-        """How many networks like this one the next stack may have, where so many are left of all kinds."""
+        """How many networks like this one the next stack may have, where so many of all kinds are not done."""
         if unit.protocol.population is not None:
             return unit.protocol.population.members  # its networks meet, so that it cannot be cut
         most = min(self._most_of(unit), self._fitting(unit))

@@ -22,7 +22,7 @@ def fair_share(left: int, workers: int, most: int) -> int:
     """The size of the next stack: all rounds that are left are full, and all workers end about together.
 
     Args:
-        left: networks that no worker has begun.
+        left: networks that are not done.
         workers: how many work side by side.
         most: what a stack may have.
 

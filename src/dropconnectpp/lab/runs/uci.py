@@ -1,12 +1,8 @@
-"""Run the UCI benchmark: choose within each training split, train again on all of it, measure on its test half.
-
-Splits are the replicas of a `Regression`, so that a run resumes, merges and shows its evidence like any other.
-"""
+"""The UCI benchmark: choose within each training split, train again on all of it, measure on its test half."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,13 +14,8 @@ from torch import Tensor
 from dropconnectpp.lab.config.uci import PARTS, Regression, Setting
 from dropconnectpp.lab.data.dataset import RegressionSet
 from dropconnectpp.lab.replicas.regression import Networks, Problem, Settings, train
-from dropconnectpp.lab.runs.evidence import commit, versions
-from dropconnectpp.lab.runs.owner import Owner
-from dropconnectpp.lab.runs.progress import Display
-from dropconnectpp.lab.runs.store import Key, Store
+from dropconnectpp.lab.runs.store import Store
 
-SPLITS_AT_ONCE = 10
-"""In a stack: what a kill can cost, and about what fits a cache."""
 INTERVAL = 0.9
 """Of which the coverage is measured."""
 Rows = NDArray[np.int64]
@@ -74,75 +65,14 @@ class Mixture:
         return found
 
 
-def run(
-    experiment: Regression,
-    data: RegressionSet,
-    store: Store,
-    owner: Owner,
-    splits: Sequence[int] | None = None,
-    display: Display | None = None,
-    deadline: float | None = None,
-) -> bool:
-    """Store the rows that are missing and that no other process makes, some splits at a time.
-
-    Args:
-        experiment: the method and how it is trained.
-        data: the set.
-        store: where rows are kept; those that are there are not made again.
-        owner: who makes them.
-        splits: which of the published splits; None: all.
-        display: hears of progress.
-        deadline: `time.monotonic` after which no stack begins.
-
-    Returns:
-        Whether all rows are there.
-    """
-    shown = Display() if display is None else display
-    digest = store.add(experiment)
-    wanted = [Key(digest, split) for split in (range(len(data.splits)) if splits is None else splits)]
-    try:
-        while deadline is None or time.monotonic() < deadline:
-            todo = [key for key in wanted if key not in store.finished()]
-            mine = store.claim(todo, owner, limit=SPLITS_AT_ONCE)
-            if not mine:
-                break
-            _finish(experiment, data, store, owner, mine, shown)
-    finally:
-        store.release(wanted, owner)
-    return set(wanted) <= store.finished()
-
-
-def _finish(
-    experiment: Regression, data: RegressionSet, store: Store, owner: Owner, mine: Sequence[Key], display: Display
-) -> None:
-    begin, splits = time.perf_counter(), [key.replica for key in mine]
-    chosen = plain_choices(experiment, store, splits) if experiment.kind == "ensemble" else None
-
-    def told(what: str, done: int, total: int) -> None:
-        display.steps(f"{data.name}, {experiment.label}, splits {splits[0]} to {splits[-1]}: {what}", done, total)
-        if done % 1000 == 0:
-            store.heartbeat(owner)
-
-    results = measure(experiment, data, splits, chosen, told)
-    seconds = (time.perf_counter() - begin) / len(mine)
-    for key, found in zip(mine, results, strict=True):
-        finite = all(math.isfinite(found[name]) for name in ("log_likelihood", "rmse", "held_out"))
-        store.finish(
-            key,
-            owner,
-            "done" if finite else "diverged",
-            results=found,
-            seconds=seconds,
-            device="cpu",
-            versions=versions(),
-            provenance={"source": data.source, "content": data.content, "verified": False},
-            commit=commit(),
-        )
+def plain_of(experiment: Regression) -> Regression:
+    """The plain network beside an ensemble of them."""
+    return replace(experiment, kind="plain")
 
 
 def plain_choices(experiment: Regression, store: Store, splits: Sequence[int]) -> list[Setting] | None:
     """What held-out data chose for plain networks, where all these splits have been run."""
-    plain = replace(experiment, kind="plain")
+    plain = plain_of(experiment)
     rows = {row.key.replica: row.results for row in store.rows(store.add(plain), "done")}
     if not set(splits) <= rows.keys():
         return None

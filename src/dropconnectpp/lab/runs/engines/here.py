@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 from dataclasses import replace
@@ -10,9 +9,9 @@ from dataclasses import replace
 import torch
 
 from dropconnectpp.lab.runs.engines.engine import Began, Ended, Tell, Told, Worker
+from dropconnectpp.lab.runs.engines.worker import attempt, free_bytes, free_memory
 from dropconnectpp.lab.runs.progress import Relay
-from dropconnectpp.lab.runs.session import ClaimsLostError, OutOfTimeError
-from dropconnectpp.lab.runs.tasks import Lost, Outcome, OutOfMemory, OutOfTime, Rows, Task, Workplace
+from dropconnectpp.lab.runs.tasks import Task, Workplace
 
 
 class Here:
@@ -32,10 +31,8 @@ class Here:
         return self._device.type
 
     def free_bytes(self) -> int:
-        gc.collect()  # what torch keeps of the last stack would count as used
-        torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info(self._device)
-        return free
+        free_memory(self._device)
+        return free_bytes(self._device)
 
     def open(self, at: Workplace, tell: Tell) -> None:
         self._run = at, tell
@@ -57,20 +54,3 @@ class Here:
 
     def close(self) -> None:
         """There is nothing to end."""
-
-
-def attempt(task: Task, at: Workplace) -> Outcome:
-    """Run a task; what a run goes on after is an outcome, everything else an error."""
-    try:
-        return Rows(task.run(at))
-    except OutOfTimeError as error:
-        return OutOfTime(error.needed_s)
-    except ClaimsLostError:
-        return Lost()
-    except torch.OutOfMemoryError as error:
-        message = str(error)
-    # Only now, with the error gone, does nothing hold the stack's memory.
-    gc.collect()
-    if at.device.type == "cuda":
-        torch.cuda.empty_cache()
-    return OutOfMemory(message)
