@@ -333,7 +333,8 @@ logit_steps = [1, 10]
         ("a = 1\na = 2", "cannot be read ("),
         (
             "seeds = 3",
-            "seeds is no setting. Known: repeats, ensembles, protocol, methods, selection, sparsity, population, small_data.",
+            "seeds is no setting. Known: repeats, ensembles, protocol, methods, selection, sparsity, population, "
+            "small_data.",
         ),
         ("[protocol]\ncolour = 1", "protocol.colour is no setting. Known: architecture, by_epoch, data, "),
         ("[protocol.training]\nlr = 1", "protocol.training.lr is no setting. Known: batch_size, "),
