@@ -34,6 +34,7 @@ TAUGHT = {
     "docs/how-to/regression.md": 4,
     "docs/how-to/training-loops.md": 3,
     "docs/how-to/own-data.md": 4,
+    "docs/how-to/find-a-schedule.md": 2,
     "docs/how-to/read-the-report.md": 4,
 }
 """The pages that teach, and how many blocks of code each has at least."""
@@ -49,6 +50,7 @@ NARROW = {
     "docs/how-to/choose-an-estimator.md",
     "docs/how-to/train-a-sparse-model.md",
     "docs/how-to/own-data.md",
+    "docs/how-to/find-a-schedule.md",
     "docs/how-to/read-the-report.md",
 }
 
