@@ -86,6 +86,23 @@ def test_torch_accepts_the_masked_weight(dtype: torch.dtype, pruned: bool, throu
     check("gated_backward", upstream, weight.detach(), logit.detach(), kept_of(pruned), SEED, 3, False, through)
 
 
+@pytest.mark.parametrize("last", [("grad",), ("weight",), ("weight", "logit")], ids=str)
+def test_torch_accepts_weights_and_gradients_in_any_memory_layout(last: tuple[str, ...]) -> None:
+    """A convolution's gradient is channels last where its maps are, whatever the weight is."""
+    tensors = {name: parameter(grad=False, shape=(4, 3, 2, 2)) for name in ("grad", "weight", "logit")}
+    for name in last:
+        tensors[name] = tensors[name].contiguous(memory_format=torch.channels_last)
+    grad, weight, logit = tensors.values()
+    check("gated", weight, logit, None, SEED, 3, False, True, torch.float64)
+    check("gated_backward", grad, weight, logit, None, SEED, 3, False, True)
+    check("binary", logit, [4, 3, 2, 2], SEED, 3, False)
+    upstream, scale = torch.tensor(2.0, dtype=torch.float64), torch.tensor(0.3, dtype=torch.float64)
+    coefficients = torch.tensor([0.7, -1.3], dtype=torch.float64)
+    settings = (None, SEEDS, coefficients, scale, 1.0, 1.0, "marginal", 3, False)
+    check("posterior", logit, *settings)
+    check("posterior_backward", upstream, logit, *settings)
+
+
 @pytest.mark.parametrize("out", [torch.bfloat16, torch.float16])
 def test_torch_accepts_a_masked_weight_in_half_precision(out: torch.dtype) -> None:
     check("gated", parameter(torch.float32), parameter(torch.float32), None, SEED, 3, False, True, out)

@@ -22,6 +22,12 @@ def _operation(name: str) -> Any:
     return torch.library.custom_op(f"{LIBRARY}::{name}", mutates_args=())
 
 
+def _laid_out_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """A result in the memory layout that its fake version promised: a convolution's gradient may be channels last."""
+    promised = torch.empty_like(like, device="meta").stride()
+    return tensor if tensor.stride() == promised else torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+
+
 # ------------------------------------------------------------------------------------------ what changes
 
 
@@ -80,7 +86,7 @@ def _(shape: list[int], seed: Tensor, stream: int, double: bool) -> Tensor:
 @_operation("binary")  # type: ignore[untyped-decorator]
 def binary(logit: Tensor, shape: list[int], seed: Tensor, stream: int, mirrored: bool) -> Tensor:
     """`noise.binary`."""
-    return noise.binary(logit, torch.Size(shape), seed, stream, mirrored)
+    return noise.binary(logit, torch.Size(shape), seed, stream, mirrored).contiguous()
 
 
 @binary.register_fake  # type: ignore[untyped-decorator]
@@ -134,7 +140,8 @@ def gated_backward(
     """z G and, straight through, G W pi~ (1 - pi~); otherwise the second is empty."""
     by_weight, by_logit = masked_by_draw_backward(grad, weight, logit, kept, seed, stream, mirrored, (True, through))
     assert by_weight is not None
-    return by_weight, logit.new_empty(0) if by_logit is None else by_logit
+    laid = logit.new_empty(0) if by_logit is None else _laid_out_like(by_logit, logit)
+    return _laid_out_like(by_weight, weight), laid
 
 
 @gated_backward.register_fake  # type: ignore[untyped-decorator]
@@ -228,7 +235,7 @@ def posterior_backward(
         )
     gradient = _on_cpu(logit, kept, seeds, coefficients, kl_scale, prior, stream, paired, True)[2]
     assert gradient is not None
-    return gradient.mul_(upstream)
+    return _laid_out_like(gradient.mul_(upstream), logit)
 
 
 @posterior_backward.register_fake  # type: ignore[untyped-decorator]
@@ -259,6 +266,7 @@ def _on_cpu(
     paired: bool,
     gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
+    logit = logit.contiguous()  # it is read in chunks, in the order of its synapses
     masks = [noise.binary(logit, logit.shape, seed, stream) for seed in seeds.unbind()]
     mirrored = [noise.binary(logit, logit.shape, seed, stream, True) for seed in seeds.unbind()] if paired else []
     terms = posterior_cpu.Terms(
