@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from judged_cases import CORRUPTIONS, entries
 from report_cases import EVIDENCE, chosen, fill
 from scipy import stats
 
@@ -23,28 +24,12 @@ from dropconnectpp.lab.report.views.judged import lay_out_judged
 from dropconnectpp.lab.runs.owner import Owner
 from dropconnectpp.lab.runs.store import Store
 
-CORRUPTIONS = ("contrast", "pixelate")
 EVALUATION = replace(JUDGED, foreign="svhn", corruptions=CORRUPTIONS)
 
 
 def protocol(kind: str, **changes: Any) -> Protocol:
     found = chosen("cifar10", kind, **changes) if kind in METHODS else chosen("cifar10", "dropconnect++", **changes)
     return replace(found, evaluation=EVALUATION)
-
-
-def entries(way: str, nll: float, auroc: float) -> list[dict[str, Any]]:
-    """All that is judged of a replica, from two numbers."""
-
-    def scores(worse: float) -> dict[str, float]:
-        return {"accuracy": 80.0 - worse, "nll": nll + worse / 10, "ece": nll / 10 + worse / 100, "brier": nll / 2}
-
-    found: list[dict[str, Any]] = [{"prediction": way, "images": "test", "severity": 0, **scores(0.0)}]
-    foreign = {"images": "foreign", "severity": 0, "data": "svhn", "auroc": auroc, "fpr95": 1 - auroc, "entropy": 1.0}
-    found.append({"prediction": way, **foreign})
-    for place, name in enumerate(CORRUPTIONS):
-        for severity in range(1, 6):
-            found.append({"prediction": way, "images": name, "severity": severity, **scores(severity + place)})
-    return found
 
 
 def put(store: Store, kind: str, nll: float, count: int = 6, *, shift: float = 0.05, **changes: Any) -> dict[str, list]:

@@ -124,6 +124,7 @@ SHOWN: dict[str, tuple[TableName, ...]] = {
     "figure1": ("accuracy", "shares"),
     "sparsity": ("connections", "connections_tests", "units"),
     "uci": ("uci_log_likelihood", "uci_rmse", "uci_tests"),
+    "small-data": ("small_data", "small_data_tests"),
     "uncertainty": ("probabilities", "detection", "corruptions", "probability_tests"),
 }
 """The tables that a command prints at its end; the others are on the page."""

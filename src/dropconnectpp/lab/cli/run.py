@@ -58,7 +58,8 @@ def run(
     what: Annotated[
         str,
         typer.Argument(
-            help="table1, table2, table3, figure1, uncertainty, sparsity, population, uci, or a TOML file of your own.",
+            help="table1, table2, table3, figure1, uncertainty, small-data, sparsity, population, uci, or a TOML file "
+            "of your own.",
             show_default=False,
         ),
     ],
@@ -68,8 +69,8 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Networks of each method, from different random starts (default: 50; of uncertainty and sparsity 20; "
-            "of a file as it says; of uci all published splits, or so many of the first).",
+            help="Networks of each method, from different random starts (default: 50; of uncertainty, small-data and "
+            "sparsity 20; of a file as it says; of uci all published splits, or so many of the first).",
         ),
     ] = None,
     methods: Annotated[
@@ -103,6 +104,13 @@ def run(
     seed: Seed = 0,
     foreign: Annotated[
         str | None, typer.Option(help="Another data set, on which the networks' uncertainty is measured too.")
+    ] = None,
+    examples: Annotated[
+        str | None,
+        typer.Option(
+            help="Numbers of training examples of small-data, separated by commas (default: "
+            "250,500,1000,2500,5000,10000,25000,all)."
+        ),
     ] = None,
     network: Annotated[
         str, typer.Option(help="The network of sparsity: lenet-300-100 or lenet-5-caffe.")
@@ -146,14 +154,14 @@ def run(
     """Run an experiment of the paper, or your own, and write its tables and a page.
 
     table1, table2, table3 and figure1 are the paper's. uncertainty judges probabilities by one pass, over drawn
-    networks and of ensembles of 5, on the test set, on corrupted images and against foreign ones. sparsity compares
-    methods that keep few connections, error against the share of weights kept: DropConnect++, pruning by size, Sparse
-    VD and L0, each tried with as many settings on held-out training data; the best at each share goes to the test set.
-    population finds step size and rate, or the price of a connection, by epoch: networks of one stack, of which the
-    worst take over weights and settings of the best every few epochs, judged on held-out training images; then
-    --repeats fresh networks train by what was found, on all training images. uci compares methods on the regression
-    benchmark's sets that were fetched, on all published splits; settings are chosen within each training split, as
-    many for each method.
+    networks and of ensembles of 5, on the test set, on corrupted images and against foreign ones; small-data does so
+    with few training examples, each network with its own. sparsity compares methods that keep few connections, error
+    against the share of weights kept: DropConnect++, pruning by size, Sparse VD and L0, each tried with as many
+    settings on held-out training data; the best at each share goes to the test set. population finds step size and
+    rate, or the price of a connection, by epoch: networks of one stack, of which the worst take over weights and
+    settings of the best every few epochs, judged on held-out training images; then --repeats fresh networks train by
+    what was found, on all training images. uci compares methods on the regression benchmark's sets that were fetched,
+    on all published splits; settings are chosen within each training split, as many for each method.
 
     If it is stopped or killed, the same command resumes it. Several processes may share a folder.
 
@@ -167,6 +175,8 @@ def run(
 
       dcpp run uncertainty --dataset fashion-mnist --foreign mnist --device cuda
 
+      dcpp run small-data --dataset fashion-mnist --examples 250,1000,all --device cuda
+
       dcpp run sparsity --dataset mnist --network lenet-300-100 --keep 0.05,0.02,0.01 --device cuda
 
       dcpp run population --dataset cifar10 --methods dropconnect --members 14 --device cuda
@@ -175,9 +185,11 @@ def run(
 
       dcpp run mine.toml --out results --time-limit 9m
     """
-    from dropconnectpp.lab.config import experiments, uncertainty
+    from dropconnectpp.lab.config import experiments, small_data, uncertainty
     from dropconnectpp.lab.runs import execution
 
+    if what != "small-data":
+        _refuse(what, context, ("examples",), "It is for dcpp run small-data.")
     if what == "uci":
         team = Team(workers, engine, storage, 1)
         _run_uci(context, dataset, methods, repeats, seed, out, time_limit, data_dir, team)
@@ -209,11 +221,12 @@ def run(
             epochs=epochs,
             root_seed=seed,
         )
-    elif what == "uncertainty":
+    elif what in ("uncertainty", "small-data"):
         not_for_it = (*SPARSITY_ONLY, *POPULATION_ONLY, "hyper")
         _refuse(what, context, not_for_it, "It compares methods as they are, by --methods.")
         experiment = uncertainty.uncertainty(
             dataset,
+            fewer=None if what == "uncertainty" else small_data.given(examples),
             methods=uncertainty.METHODS if methods is None else _listed(methods),
             repeats=20 if repeats is None else repeats,
             epochs=epochs,
@@ -252,7 +265,7 @@ def run(
         elif not execution.train(experiment, runner):
             raise typer.Exit(3)
     shown = "sparsity" if experiment.sparsity is not None else "uncertainty" if experiment.judged else what
-    write_report(out, shown)
+    write_report(out, "small-data" if experiment.fewer else shown)
 
 
 def demo(

@@ -93,6 +93,11 @@ class Experiment:
         return any(protocol.evaluation.judged for protocol in self.protocols)
 
     @property
+    def fewer(self) -> bool:
+        """Whether some of its networks have fewer training examples than there are."""
+        return any(protocol.training.examples for protocol in self.protocols)
+
+    @property
     def replicas(self) -> range:
         """The replicas of each method that are to be trained."""
         return range(self.first_replica, self.first_replica + self.repeats)

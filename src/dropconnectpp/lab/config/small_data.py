@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from dropconnectpp.lab.config.protocol import Protocol
-from dropconnectpp.lab.config.settings import require
+from dropconnectpp.lab.config.settings import ProtocolError, require
 
 EXAMPLES = (250, 500, 1000, 2500, 5000, 10_000, 25_000, 0)
 """0 is all of them: 60,000 of Fashion-MNIST."""
@@ -47,3 +47,20 @@ class SmallData:
             training=replace(training, examples=count, epochs=epochs),
             evaluation=replace(protocol.evaluation, every=every),
         )
+
+
+def given(examples: str | None) -> SmallData:
+    """Numbers of examples as the command is given them.
+
+    >>> given("250, 1000, all").examples
+    (250, 1000, 0)
+    """
+    if examples is None:
+        return SmallData()
+    try:
+        numbers = tuple(0 if one.strip() == "all" else int(one) for one in examples.split(",") if one.strip())
+    except ValueError:
+        raise ProtocolError(
+            f"examples must be whole numbers separated by commas, or all, such as 250,1000,all, got {examples!r}."
+        ) from None
+    return SmallData(examples=numbers)

@@ -18,6 +18,7 @@ from dropconnectpp.lab.report.frontier import frontier
 from dropconnectpp.lab.report.population_figures import population_drawings
 from dropconnectpp.lab.report.render.drawing import Drawing, FigureKind, LegendEntry, Panel, colour_of, dashes_of
 from dropconnectpp.lab.report.selection import ReportedExperiment, Selected
+from dropconnectpp.lab.report.small_data_figures import small_data_drawings
 from dropconnectpp.lab.report.survivors import survivors
 from dropconnectpp.lab.report.tables.further import NLL_RULES, RULES
 from dropconnectpp.lab.report.tables.rows import Table
@@ -63,7 +64,7 @@ def drawings(selected: Selected, found: Tables) -> dict[FigureKind, list[Drawing
         "reliability": reliability,
         "pruning": pruning,
     }
-    of_networks, selected = selected.of_other_networks, selected.of_the_papers_network
+    of_networks, selected = selected.of_other_networks, selected.of_the_papers_network.with_all_examples
     names = _slugs([" ".join(column) for column in selected.columns()])
     drawn: dict[FigureKind, list[Drawing]] = {}
     for kind, make in makers.items():
@@ -74,6 +75,7 @@ def drawings(selected: Selected, found: Tables) -> dict[FigureKind, list[Drawing
         drawn[kind] = [drawing for drawing in made if drawing is not None]
     drawn["frontier"] = _frontiers(of_networks, found)
     drawn["population"] = population_drawings(found["population_history"], _slugs)
+    drawn["small_data"] = small_data_drawings(found["small_data"], _slugs)
     drawn["demo"] = demo_drawings(found)
     return drawn
 

@@ -61,6 +61,12 @@ class ReportedExperiment:
         return str(_table(self.settings, "architecture").get("name", ""))
 
     @property
+    def examples(self) -> int:
+        """With how many training examples, where they are not all; else 0."""
+        count = _table(self.settings, "training").get("examples", 0)
+        return count if isinstance(count, int) else 0
+
+    @property
     def pruning(self) -> Pruning | None:
         """How the network was made small, where these settings are known here."""
         settings = _table(self.settings, "pruning")
@@ -178,6 +184,11 @@ class Selected:
         return replace(self, experiments=tuple(one for one in self.experiments if not one.network))
 
     @property
+    def with_all_examples(self) -> Selected:
+        """Without networks that had fewer training examples, which have a table and a figure of their own."""
+        return replace(self, experiments=tuple(one for one in self.experiments if not one.examples))
+
+    @property
     def of_other_networks(self) -> tuple[ReportedExperiment, ...]:
         """The experiments with such networks."""
         return tuple(one for one in self.experiments if one.network)
@@ -281,9 +292,10 @@ def _differences(experiments: list[ReportedExperiment], leave_out: tuple[str, ..
 def _named(experiments: list[ReportedExperiment]) -> list[ReportedExperiment]:
     """Give each experiment a variant and a unique label, and the replicas to expect."""
     result = []
-    for column in _groups(experiments, lambda e: (e.data, e.network)):
+    for column in _groups(experiments, lambda e: (e.data, e.network, e.examples)):
         apart = _differences(column, ("data", "method.", "pruning", "evaluation.", "training.step_size", "by_epoch"))
-        column = [replace(e, variant=text) for e, text in zip(column, apart, strict=True)]
+        few = f"{column[0].examples:,} examples" if column[0].examples else ""
+        column = [replace(e, variant=_joined(few, text)) for e, text in zip(column, apart, strict=True)]
         for compared in _groups(column, lambda e: e.variant):
             expected = frozenset(row.key.replica for e in compared for row in e.rows)
             trusted = all(e.verified for e in compared)
@@ -292,6 +304,10 @@ def _named(experiments: list[ReportedExperiment]) -> list[ReportedExperiment]:
                     label = f"{e.label} ({text})" if text else e.label
                     result.append(replace(e, label=label, expected=expected, trusted=trusted))
     return result
+
+
+def _joined(*texts: str) -> str:
+    return ", ".join(filter(None, texts))
 
 
 def _groups(experiments: Iterable[ReportedExperiment], key: Any) -> list[list[ReportedExperiment]]:

@@ -43,7 +43,15 @@ STYLE: dict[str, Any] = {
     "lines.markersize": 3.5,
 }
 FigureKind = Literal[
-    "convergence", "likelihood", "keep_probabilities", "reliability", "pruning", "population", "frontier", "demo"
+    "convergence",
+    "likelihood",
+    "keep_probabilities",
+    "reliability",
+    "pruning",
+    "population",
+    "frontier",
+    "small_data",
+    "demo",
 ]
 FileFormat = Literal["svg", "png", "pdf"]
 STAND_INS = ("#7f7f01", "#7f7f02", "#7f7f03", "#7f7f04", "#7f7f05", "#7f7f06", "#7f7f07", "#7f7f08")

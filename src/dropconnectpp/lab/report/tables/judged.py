@@ -101,9 +101,17 @@ def judged(selected: Selected) -> list[Judged]:
     for column in columns.values():
         found += [one for experiment in column for one in _networks(experiment)]
         found += [_ensemble(experiment, ensembles.pop(experiment.digest, [])) for experiment in column]
-    alone = [plain_experiment(rows[0].protocol, ()) for rows in ensembles.values()]  # their members are not shown
-    found += [_ensemble(one, rows) for one, rows in zip(alone, ensembles.values(), strict=True)]
+    # Others' members are not shown, or not here: those with fewer training examples have tables of their own.
+    left = [rows for rows in ensembles.values() if not _fewer(rows[0].protocol.settings)]
+    found += [_ensemble(plain_experiment(rows[0].protocol, ()), rows) for rows in left]
     return [one for one in found if one.found]
+
+
+def _fewer(settings: Mapping[str, Any]) -> bool:
+    """Whether an ensemble's members had fewer training examples than there are."""
+    of = settings.get("of")
+    training = of.get("training") if isinstance(of, Mapping) else None
+    return bool(training.get("examples")) if isinstance(training, Mapping) else False
 
 
 def _networks(experiment: ReportedExperiment) -> list[Judged]:
@@ -183,7 +191,7 @@ def _tests(column: Sequence[Judged]) -> Table:
         for other in others:
             row: dict[str, Any] = {**one.identity, "other": other.label, "other_prediction": other.prediction}
             row |= {"other_digest": other.digest, "other_count": other.count, "epochs": _epochs(one.experiment)}
-            table.append(row | {name: _compared(one, other, name) for name in TESTED})
+            table.append(row | {name: compare(one, other, name) for name in TESTED})
     for name in TESTED:
         tested = [row for row in table if row[name] is not None]
         for row, p in zip(tested, holm([row[name]["p"] for row in tested]), strict=True):
@@ -203,7 +211,7 @@ def _stands_for_its_method(one: Judged) -> bool:
     return one.kind != OURS and one.prediction == (ONE_PASS if one.kind == "none" else NETWORKS)
 
 
-def _compared(one: Judged, other: Judged, name: str) -> dict[str, Any] | None:
+def compare(one: Judged, other: Judged, name: str) -> dict[str, Any] | None:
     """Paired by replica; ensembles, which have no partners, by Welch's test."""
     test: Callable[[ByReplica, ByReplica], Comparison] = paired
     if other.kind == ENSEMBLE:

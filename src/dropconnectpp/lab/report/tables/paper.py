@@ -43,6 +43,7 @@ from dropconnectpp.lab.report.tables.rows import (
     short,
     statistic,
 )
+from dropconnectpp.lab.report.tables.small_data import small_data_tables
 from dropconnectpp.lab.report.tables.survivors import survivor_tables
 from dropconnectpp.lab.report.tables.uci import uci_tables
 from dropconnectpp.lab.runs.store import Row, StoredProtocol
@@ -65,6 +66,7 @@ def report_tables(rows: Iterable[Row], notes: Notes, protocols: Iterable[StoredP
 def tables_of(selected: Selected, notes: Notes, protocols: Iterable[StoredProtocol]) -> dict[str, Table]:
     """`report_tables` of experiments that have been selected."""
     others, selected = selected.of_other_networks, selected.of_the_papers_network
+    few, selected = small_data_tables(selected), selected.with_all_examples
     experiments = selected.experiments
     return {
         "accuracy": [row for column in selected.columns().values() for row in _accuracy(column)],
@@ -73,6 +75,7 @@ def tables_of(selected: Selected, notes: Notes, protocols: Iterable[StoredProtoc
         "samples": [row for column in selected.columns().values() for e in _ours_first(column) for row in _samples(e)],
         **further_tables(experiments),
         **judged_tables(selected),
+        **few,
         **population_tables(experiments, notes),
         **connection_tables(others, notes),
         **survivor_tables(places_by_title(others, notes)),

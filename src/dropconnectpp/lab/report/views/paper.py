@@ -30,16 +30,28 @@ from dropconnectpp.lab.report.views.demo import DemoName, lay_out_demo
 from dropconnectpp.lab.report.views.further import FurtherName, lay_out_further
 from dropconnectpp.lab.report.views.judged import JudgedName, lay_out_judged
 from dropconnectpp.lab.report.views.population import PopulationName, lay_out_population
+from dropconnectpp.lab.report.views.small_data import SmallDataName, lay_out_small_data
 from dropconnectpp.lab.report.views.survivors import SurvivorsName, lay_out_survivors
 from dropconnectpp.lab.report.views.uci import UciName, lay_out_uci
 
 PaperName = Literal["overview", "accuracy", "significance", "time", "prediction", "samples"]
-TableName = PaperName | FurtherName | JudgedName | PopulationName | ConnectionsName | SurvivorsName | DemoName | UciName
+TableName = (
+    PaperName
+    | FurtherName
+    | JudgedName
+    | SmallDataName
+    | PopulationName
+    | ConnectionsName
+    | SurvivorsName
+    | DemoName
+    | UciName
+)
 """A table that a report may show."""
 TABLES: tuple[str, ...] = (
     *get_args(PaperName),
     *get_args(FurtherName),
     *get_args(JudgedName),
+    *get_args(SmallDataName),
     *get_args(PopulationName),
     *get_args(ConnectionsName),
     *get_args(SurvivorsName),
@@ -67,6 +79,7 @@ def lay_out(found: dict[str, Table]) -> dict[str, TableView]:
         _samples(found["samples"]),
         *lay_out_further(found),
         *lay_out_judged(found),
+        *lay_out_small_data(found),
         *lay_out_population(found),
         *lay_out_connections(found),
         *lay_out_survivors(found),
