@@ -148,7 +148,7 @@ def wide_resnet(depth: int, width: int) -> nn.Sequential:
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return model
 
 
 # ------------------------------------------------------------------------------------------ the methods

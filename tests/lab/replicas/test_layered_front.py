@@ -19,6 +19,8 @@ from dropconnectpp.lab.replicas.layered_network import apply_weights, predict, r
 from dropconnectpp.lab.replicas.layered_stack import LayeredStack
 
 PAPER = NETWORKS["paper-dense"]
+PAPERS = replace(PROTOCOL, architecture=Architecture(name="paper-dense"), precision="mixed")
+IMAGES = tiny(channels=3, side=32)
 CHANGES = {
     "another filter": (3, replace(PAPER[3], size=3)),
     "another padding": (3, replace(PAPER[3], padding=1)),
@@ -98,8 +100,21 @@ def test_on_a_cpu_there_is_none() -> None:
     assert stack.front is None
 
 
-PAPERS = replace(PROTOCOL, architecture=Architecture(name="paper-dense"), precision="mixed")
-IMAGES = tiny(channels=3, side=32)
+@pytest.mark.parametrize("name", ["plan", "gradual", "by layer", "sparse vd", "l0"])
+def test_a_stack_trains_the_same_with_it_and_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, where nobody takes it, in float64."""
+    units = [unit(name, replica, replace(PAPERS, precision="float64")) for replica in range(2)]
+    stacks = []
+    for find in (lambda shape, *_: fitting_front(shape), lambda *_: None):
+        monkeypatch.setattr(layered_stack, "supported_front", find)
+        stacks.append(LayeredStack(units, IMAGES, torch.device("cpu")))
+        stacks[-1].train_epoch()
+    assert stacks[0].front is not None
+    assert stacks[1].front is None
+    for one, other in zip(stacks[0].weights, stacks[1].weights, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+    found = [layered_evaluation.final(stack, PAPERS.evaluation) for stack in stacks]
+    assert [row["accuracy"] for row in found[0]] == [row["accuracy"] for row in found[1]]
 
 
 @pytest.mark.gpu
