@@ -29,11 +29,11 @@ def main() -> None:
         print(f"dcpp needs {error.name}. Install it with: pip install 'dropconnectpp[lab]'", file=sys.stderr)
         raise SystemExit(1) from None
     from dropconnectpp.errors import DropConnectError
-    from dropconnectpp.lab.cli import data, results, run, store, train, tune
+    from dropconnectpp.lab.cli import data, results, run, status, store, train, tune
     from dropconnectpp.lab.machine.terminal_text import printable
 
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-    for command in (run.demo, run.run, train.train, tune.tune, results.report, results.results):
+    for command in (run.demo, run.run, train.train, tune.tune, results.report, results.results, status.status):
         app.command(help=as_help(command.__doc__))(command)
     app.add_typer(data.app, name="data")
     app.add_typer(store.app, name="store")

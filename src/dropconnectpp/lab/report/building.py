@@ -22,6 +22,7 @@ from dropconnectpp.lab.report.selection import (
     select_experiments,
 )
 from dropconnectpp.lab.report.shortlist import shortened
+from dropconnectpp.lab.report.state import State, state_from
 from dropconnectpp.lab.report.tables.paper import report_tables, tables_of
 from dropconnectpp.lab.report.tables.rows import Table
 from dropconnectpp.lab.report.views.paper import TABLES, TableName, lay_out
@@ -59,6 +60,7 @@ def build(
     """
     with Store.open(store_path, read_only=True) as store:
         content = store.content()
+        state = state_from(store, content)
     commands = (command,) if command else provenance.commands(content.notes)
     folder = expanded(out_dir)
     found = report_files(
@@ -67,6 +69,7 @@ def build(
         list(content.protocols.values()),
         commands=commands,
         warnings=warnings(content),
+        state=state if state.shown else None,
         figures=figures if pictures is None else pictures,
         refresh_s=refresh_s,
     )
@@ -81,6 +84,7 @@ def report_files(
     *,
     commands: Sequence[str] = (),
     warnings: Sequence[str] = (),
+    state: State | None = None,
     figures: bool = True,
     refresh_s: int | None = None,
 ) -> dict[str, bytes]:
@@ -114,6 +118,7 @@ def report_files(
         trials=selected.trials,
         commands=commands,
         warnings=warnings,
+        state=state,
         files=sorted([*texts, *saved]),
         refresh_s=refresh_s,
     )

@@ -6,7 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from dropconnectpp.lab.runs.status import FOLDER
+
 EVERY_S = 2.0
+STATE_EVERY_S = 10.0
+"""How often the page is built anew for the progress of a run alone."""
 REFRESH_S = 5
 """How often a page that is being watched reloads itself."""
 
@@ -43,4 +47,6 @@ def _stamp(path: Path) -> object:
             found.append((state.st_mtime_ns, state.st_size))
         except FileNotFoundError:
             found.append((0, 0))
+    states = sorted((path.parent / FOLDER).glob("*.json"))
+    found += [(hash(one.name), int(time.time() / STATE_EVERY_S)) for one in states]
     return found

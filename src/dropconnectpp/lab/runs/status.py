@@ -112,7 +112,7 @@ def read(folder: Path) -> list[RunStatus]:
     """The runs of a folder of results, the oldest first; files that are not what a run writes are passed over."""
     found = []
     for path in (folder / FOLDER).glob("*.json"):
-        with suppress(OSError, ValueError, TypeError, RecursionError, AttributeError):
+        with suppress(OSError, ValueError, TypeError, LookupError, RecursionError, AttributeError):
             plain = json.loads(path.read_text(encoding="utf-8"))
             work = tuple(Work(**one) for one in plain.pop("work"))
             failures = tuple(Failure(**one) for one in plain.pop("failures"))

@@ -13,6 +13,7 @@ from dropconnectpp.lab.report.provenance import Evidence
 from dropconnectpp.lab.report.render import drawing
 from dropconnectpp.lab.report.render.drawing import Drawing, FigureKind
 from dropconnectpp.lab.report.sentences import Sentences
+from dropconnectpp.lab.report.state import State
 from dropconnectpp.lab.report.views.cells import TableView
 
 
@@ -27,6 +28,7 @@ def render(
     trials: Sequence[str],
     commands: Sequence[str],
     warnings: Sequence[str] = (),
+    state: State | None = None,
     files: Sequence[str],
     refresh_s: int | None = None,
 ) -> str:
@@ -44,6 +46,7 @@ def render(
         trials=trials,
         commands=commands,
         warnings=warnings,
+        state=state,
         files=files,
         refresh_s=refresh_s,
         palettes={"light": drawing.LIGHT, "dark": drawing.DARK},
