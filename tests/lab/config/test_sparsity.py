@@ -59,6 +59,13 @@ def test_methods_in_two_files_are_tried_alike(name: str) -> None:
     }
 
 
+@pytest.mark.skipif(not FILES.is_dir(), reason="needs the experiments, which a wheel does not carry")
+def test_the_whole_network_is_gated() -> None:
+    file = from_file(FILES / "gated_cifar10.toml")
+    assert {one.architecture.name for one in file.protocols} == {"paper-gated"}
+    assert all(one.layer.gated for one in file.protocols[0].architecture.shape(3, 32, 10).weight_layers())
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
