@@ -126,7 +126,7 @@ class TestPopulation:
         ("changes", "message"),
         [
             ({"training": Training()}, "give a holdout"),
-            ({"training": Training(holdout=9, step_size=0.1)}, "leave step_size, rate and by_epoch out"),
+            ({"training": Training(holdout=9, step_size=0.1)}, "leave step_size, rate, noise and by_epoch out"),
             ({"evaluation": Evaluation(every=3)}, "every is 5 and 3"),
             ({"population": Population(keep=0.1)}, "keep is for methods that learn"),
         ],

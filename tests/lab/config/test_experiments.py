@@ -493,7 +493,8 @@ def test_the_experiments_that_come_along_can_be_read(path):
     if experiment.ensembles or path.stem in ("pooled", "adam"):
         without[path.stem] = {"none", "dropout", "dropconnect++"}
     if experiment.population is not None:
-        without[path.stem] = {"dropout", "dropconnect++"}
+        layered = any(p.architecture.layered for p in experiment.protocols)
+        without[path.stem] = {"none"} if layered else {"dropout", "dropconnect++"}
     if experiment.ensembles:
         without[path.stem] = {"none", "dropout", "dropconnect++"}
     kinds = {p.method.kind for p in experiment.protocols} - {"dropconnect"}

@@ -42,19 +42,19 @@ def points(*scores: float, nlls: tuple[float, ...] = ()) -> list[dict[str, float
 
 def test_members_start_evenly_over_the_ranges():
     stack = population_of(protocol_of(rates=(0.1, 0.9)))
-    steps, rates = (sorted(row) for row in stack.values.tolist())
+    steps, rates = (sorted(row) for row in stack.members.values.tolist())
     width = math.log(10) / MEMBERS
     expected = [0.01 * math.exp(width * (place + 0.5)) for place in range(MEMBERS)]
     assert steps == pytest.approx(expected, rel=1e-5)
     odds = [math.log(rate / (1 - rate)) for rate in rates]
     assert [b - a for a, b in pairwise(odds)] == pytest.approx([2 * math.log(9) / MEMBERS] * 3, rel=1e-4)
     again = population_of(protocol_of(rates=(0.1, 0.9)))
-    assert torch.equal(stack.values, again.values)
+    assert torch.equal(stack.members.values, again.members.values)
 
 
 def test_a_member_that_is_left_alone_trains_as_a_network_with_its_settings_does():
     stack = population_of(protocol_of(Method(kind="dropout")))
-    values = stack.values.clone()
+    values = stack.members.values.clone()
     stack.train_epoch()
     for row in range(MEMBERS):
         step_size, rate = values[:, row].tolist()
@@ -68,23 +68,23 @@ def test_the_worst_takes_over_all_of_the_best_and_disturbs_its_settings(name):
     method = replace(METHODS[name], rate=None)
     stack = population_of(protocol_of(method, disturbance=0.3))
     stack.train_epoch()
-    before, values = [tensors_of(stack, row) for row in range(MEMBERS)], stack.values.clone()
+    before, values = [tensors_of(stack, row) for row in range(MEMBERS)], stack.members.values.clone()
     parents = stack.judge(points(50.0, 10.0, 70.0, 60.0))
     assert parents == [0, 2, 2, 3]
     for row, parent in enumerate(parents):
         assert_equal(tensors_of(stack, row), {name: value.clone() for name, value in before[parent].items()})
     for total in stack.accumulators.values():
         assert torch.equal(total[1], total[2])
-    for number, setting in enumerate(stack.ranges):
-        old, new = values[number, 2].item(), stack.values[number, 1].item()
+    for number, setting in enumerate(stack.members.ranges):
+        old, new = values[number, 2].item(), stack.members.values[number, 1].item()
         scale = (lambda v: math.log(v / (1 - v))) if setting == "rate" else math.log
         assert 0 < abs(scale(new) - scale(old)) <= 0.3001
     unchanged = [0, 2, 3]
-    assert torch.equal(stack.values[:, unchanged], values[:, unchanged])
+    assert torch.equal(stack.members.values[:, unchanged], values[:, unchanged])
     stack.train_epoch()
     assert not torch.equal(stack.parameters["dense.weight"][1], stack.parameters["dense.weight"][2])
-    assert torch.equal(stack.lines[:, 1, 0], values[:, 2])  # what its weights were trained with
-    assert torch.equal(stack.paths[:, 1, 0], values[:, 1])  # what it trained with itself
+    assert torch.equal(stack.members.lines[:, 1, 0], values[:, 2])  # what its weights were trained with
+    assert torch.equal(stack.members.paths[:, 1, 0], values[:, 1])  # what it trained with itself
 
 
 def test_of_equals_the_lower_nll_is_better_and_what_diverged_is_the_worst():
@@ -103,7 +103,7 @@ def test_nobody_takes_over_after_the_last_epoch_or_between_judgements():
     assert stack.judge(points(1.0, 2.0, 3.0, 4.0)) == [3, 1, 2, 3]
     stack.train_epoch()
     assert stack.judge(points(1.0, 2.0, 3.0, 4.0)) == [0, 1, 2, 3]
-    assert stack.parents.tolist() == [[3, 1, 2, 3], [0, 1, 2, 3]]
+    assert stack.members.parents.tolist() == [[3, 1, 2, 3], [0, 1, 2, 3]]
 
 
 def test_a_schedule_replayed_gives_the_network_that_found_it():
@@ -114,7 +114,7 @@ def test_a_schedule_replayed_gives_the_network_that_found_it():
         stack.train_epoch()
         stack.judge(points(*score))
     stack.train_epoch()
-    line = stack.told(0)["line"]
+    line = stack.members.told(0)["line"]
     at = ByEpoch(at=(0, 1, 2), **{name: tuple(values) for name, values in line.items()})
     base = replace(protocol, population=None, by_epoch=at)
     alone = stack_of(Unit(base, 0))
@@ -141,8 +141,8 @@ def test_a_resumed_population_is_the_one_that_was_never_stopped(method):
         second.judge(score_of(second))
     for row in range(MEMBERS):
         assert_equal(tensors_of(second, row), tensors_of(whole, row))
-        assert second.told(row) == whole.told(row)
-    assert torch.equal(second.values, whole.values)
+        assert second.members.told(row) == whole.members.told(row)
+    assert torch.equal(second.members.values, whole.members.values)
 
 
 def test_a_resumed_member_is_measured_as_it_was_trained():
@@ -154,7 +154,7 @@ def test_a_resumed_member_is_measured_as_it_was_trained():
     resumed = population_of(protocol_of())
     resumed.load_state(stack.state())
     assert torch.equal(resumed.segments[0].regulariser.rates, rates)
-    assert torch.equal(resumed.values, stack.values)
+    assert torch.equal(resumed.members.values, stack.members.values)
     assert resumed.epoch == 3
 
 
@@ -194,5 +194,5 @@ def test_a_graph_goes_on_after_a_takeover(method):
     assert captured[0] is not None
     assert all(one is captured[0] for one in captured)
     for row in range(MEMBERS):
-        assert graph.told(row) == eager.told(row)
+        assert graph.members.told(row) == eager.members.told(row)
         assert_close(tensors_of(graph, row), tensors_of(eager, row), 5e-2)

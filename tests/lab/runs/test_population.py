@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from layered_cases import PROTOCOL
 from run_cases import Diary
 from tiny_cases import EVALUATION, TINY, TWO_LAYERS, tiny
 
@@ -20,8 +21,10 @@ from dropconnectpp.lab.config.method import METHODS, Method
 from dropconnectpp.lab.config.notes import POPULATION
 from dropconnectpp.lab.config.population import Population
 from dropconnectpp.lab.config.protocol import Protocol, Training
+from dropconnectpp.lab.config.pruning import Plan
 from dropconnectpp.lab.config.settings import ProtocolError, from_dict
 from dropconnectpp.lab.replicas.network import Unit
+from dropconnectpp.lab.report import text
 from dropconnectpp.lab.report.selection import select_experiments
 from dropconnectpp.lab.runs import execution
 from dropconnectpp.lab.runs.owner import Owner
@@ -234,6 +237,25 @@ def test_a_population_that_diverged_whole_is_told_of_and_not_replayed(tmp_path):
     assert notes_of(tmp_path) == []
 
 
+def test_sparsity_plans_find_step_size_and_noise_and_are_judged_as_deployed(tmp_path):
+    training = replace(PROTOCOL.training, step_size=None, epochs=4)
+    protocol = replace(PROTOCOL, pruning=Plan(keep=0.3, logit_lr=0.3), training=training)
+    settings = Population(members=3, every=2, step_sizes=(0.003, 0.03), rates=(0.05, 0.4), keep=0.1)
+    experiment = Experiment(protocols=(protocol,), repeats=2, population=settings)
+    assert execution.train(experiment, make(tmp_path))
+    (note,) = notes_of(tmp_path)
+    assert (note["keep"], set(note["line"])) == (None, {"step_size", "rate"})
+    with Store.open(tmp_path / "results.sqlite", read_only=True) as store:
+        members, found = store.rows(note["population"]), store.content()
+    assert [row.results["population"]["scores"][-1] for row in members] == [row.results["accuracy"] for row in members]
+    replay = from_dict(Protocol, found.protocols[note["resolved"]].settings)
+    assert isinstance(replay.pruning, Plan)
+    assert replay.pruning.noise == note["line"]["rate"][-1]
+    shown = text(tmp_path / "results.sqlite")
+    assert "Populations: schedules found" in shown
+    assert "found by a population of 3" in shown
+
+
 def test_nothing_is_found_where_nothing_is_done():
     assert find(EXPERIMENT.protocols[0], EXPERIMENT.protocols[0], []) is None
 
@@ -254,8 +276,8 @@ def test_the_usual_population_is_a_fifth_of_the_grid():
     labels = [one.method.label for one in found.protocols]
     assert labels == ["Dropout", "DropConnect", "DropConnect++ (per-example)", "DropConnect++ (sparse)"]
     assert found.repeats == 50
-    for path in sorted((ROOT / "experiments" / "population").glob("*.toml")):
-        written = from_file(path)
+    for name in ("cifar10", "cifar100", "svhn", "fashion_mnist"):
+        written = from_file(ROOT / "experiments" / "population" / f"{name}.toml")
         assert written == population(written.protocols[0].data)
 
 

@@ -35,7 +35,7 @@ class Population:
     step_sizes: tuple[float, ...] = (0.003, 0.05)
     """The range of step sizes at the start; later they may leave it. Rates and KL weights likewise."""
     rates: tuple[float, ...] = (0.1, 0.9)
-    """Of Dropout and DropConnect."""
+    """Of Dropout and DropConnect, and of the noise of a sparsity plan, which is at most 0.5."""
     kl_weights: tuple[float, ...] = (0.25, 4.0)
     """Of DropConnect++, as multiples of the method's own. The price of a connection is the KL weight times
     log(beta / alpha)."""
@@ -60,14 +60,14 @@ class Population:
         """Members that take over from others at a judgement."""
         return max(1, int(self.share * self.members))
 
-    def ranges(self, method: Method) -> dict[str, tuple[float, float]]:
-        """The settings of a method that change, with their ranges at the start.
+    def ranges(self, method: Method, plan: bool = False) -> dict[str, tuple[float, float]]:
+        """The settings of a method that change, with their ranges at the start; those of a sparsity plan on request.
 
         >>> Population().ranges(Method(kind="dropout"))
         {'step_size': (0.003, 0.05), 'rate': (0.1, 0.9)}
         """
         found = {"step_size": _pair(self.step_sizes)}
-        if method.has_rate:
+        if method.has_rate or plan:
             found["rate"] = _pair(self.rates)
         elif method.kind == "dropconnect++" and method.kl_weight:
             low, high = self.kl_weights

@@ -17,7 +17,7 @@ from dropconnectpp.lab.config.corruptions import CORRUPTIONS
 from dropconnectpp.lab.config.layers import NETWORKS, Layer, LayeredShape, NetworkName
 from dropconnectpp.lab.config.method import METHODS, Method, MethodName
 from dropconnectpp.lab.config.population import Population
-from dropconnectpp.lab.config.pruning import AnyPruning
+from dropconnectpp.lab.config.pruning import AnyPruning, Plan
 from dropconnectpp.lab.config.settings import LATE, check_fields, late_settings, require
 
 VERSION = 1
@@ -253,17 +253,32 @@ class Protocol:
         last, method, training = by_epoch.in_epoch(self.training.epochs - 1), self.method, self.training
         late = [f"{epoch}" for epoch in by_epoch.at if epoch >= training.epochs]
         require(not late, f"by_epoch names epoch {', '.join(late)}, and there are {training.epochs}, counted from 0.")
-        require("rate" not in last or method.has_rate, f"by_epoch has a rate, and {method.kind!r} has none.")
+        noisy = isinstance(self.pruning, Plan)
+        has_rate = method.has_rate or noisy
+        require("rate" not in last or has_rate, f"by_epoch has a rate, and {method.kind!r} has none.")
         learned = method.kind == "dropconnect++" and method.kl_weight > 0
         require("kl_weight" not in last or learned, f"by_epoch has a KL weight, and {method.kind!r} has none.")
         for name, value in last.items():
-            given = training.step_size if name == "step_size" else getattr(method, name)
-            fits = given in (None, value) or (name == "kl_weight" and given == Method.kl_weight)
+            usual = {"kl_weight": Method.kl_weight, "rate": Plan.noise if noisy else None}.get(name)
+            given = training.step_size if name == "step_size" else self._setting(name)
+            fits = given in (None, usual, value)
             require(fits, f"by_epoch ends with {name} {value:g}, and {name} is {given}. Leave it out.")
-        changes: dict[str, Any] = {name: value for name, value in last.items() if name != "step_size"}
-        object.__setattr__(self, "method", replace(method, **changes))
-        if "step_size" in last:
-            object.__setattr__(self, "training", replace(training, step_size=last["step_size"]))
+        for name, value in self._changed(last).items():
+            object.__setattr__(self, name, value)
+
+    def _setting(self, name: str) -> Any:
+        """Rate or KL weight, wherever it stands: the rate of a sparsity plan is its noise."""
+        return self.pruning.noise if name == "rate" and isinstance(self.pruning, Plan) else getattr(self.method, name)
+
+    def _changed(self, values: Mapping[str, float]) -> dict[str, Any]:
+        """The parts of the protocol in which step size, rate or KL weight are these."""
+        changes: dict[str, Any] = {name: value for name, value in values.items() if name != "step_size"}
+        found: dict[str, Any] = {}
+        if isinstance(self.pruning, Plan):
+            found["pruning"] = replace(self.pruning, noise=changes.pop("rate", self.pruning.noise))
+        found["method"] = replace(self.method, **changes)
+        found["training"] = replace(self.training, step_size=values.get("step_size", self.training.step_size))
+        return found
 
     def _check_layered(self) -> None:
         """Settings that only a network given as layers has, and those that it does not have."""
@@ -279,8 +294,14 @@ class Protocol:
             require(not late, "learn_after is for Adagrad: Adam's corrections count the steps from the first.")
             self._check_population()
             return
-        require(self.by_epoch is None, "by_epoch is for the paper's network.")
-        require(self.population is None, "population is for the paper's network.")
+        if self.by_epoch is not None or self.population is not None:
+            plan = self.pruning
+            known = isinstance(plan, Plan) and plan.granularity == "synapse" and plan.support == "posterior"
+            require(
+                known and isinstance(plan, Plan) and plan.learning,
+                "by_epoch and population are for the paper's network and for sparsity plans that learn each synapse.",
+            )
+            self._check_population()
         if self.pruning is not None:
             require(method.kind == "none", f"{self.pruning.name} has its own noise: leave method {method.kind!r} out.")
         require(
@@ -297,8 +318,12 @@ class Protocol:
     def _check_population(self) -> None:
         if self.population is None:
             return
+        plan = self.pruning if isinstance(self.pruning, Plan) else None
         open_there = self.training.step_size is None and self.method.rate is None and self.by_epoch is None
-        require(open_there, "a population finds step size and rate: leave step_size, rate and by_epoch out.")
+        open_there = open_there and (plan is None or plan.noise == Plan.noise)
+        require(open_there, "a population finds step size and rate: leave step_size, rate, noise and by_epoch out.")
+        low = plan is None or max(self.population.rates) <= 0.5
+        require(low, f"the noise of a sparsity plan is at most 0.5: rates are {self.population.rates}.")
         require(self.training.holdout > 0, "a population is judged on held-out images: give a holdout.")
         every, measured = self.population.every, self.evaluation.every
         require(every == measured, f"members are judged where they are measured: every is {every} and {measured}.")
@@ -326,15 +351,7 @@ class Protocol:
 
     def with_settings(self, values: Mapping[str, float]) -> Protocol:
         """The protocol with other values of step size, rate or KL weight, whatever epoch it is."""
-        changes: dict[str, Any] = {name: value for name, value in values.items() if name != "step_size"}
-        step_size = values.get("step_size", self.training.step_size)
-        return replace(
-            self,
-            method=replace(self.method, **changes),
-            training=replace(self.training, step_size=step_size),
-            by_epoch=None,
-            population=None,
-        )
+        return replace(self, **self._changed(values), by_epoch=None, population=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data. Settings that came late are left out at their defaults: older digests stay what they were."""

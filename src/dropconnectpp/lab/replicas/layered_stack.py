@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from dropconnectpp.lab.config.protocol import Training
+from dropconnectpp.lab.config.protocol import Protocol, Training
 from dropconnectpp.lab.config.pruning import L0, Plan, SparseVD
 from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.data.dataset import Dataset
@@ -107,7 +107,7 @@ class LayeredStack:
         }
 
     def _segments(self) -> list[Gating]:
-        settings = [settings_of(unit.protocol) for unit in self.units]
+        settings = [settings_of(protocol) for protocol in self.protocols_in(0)]
         found, first = [], 0
         for (family, _), alike in itertools.groupby(settings, _segment_of):
             rows = slice(first, first + len(list(alike)))
@@ -174,12 +174,23 @@ class LayeredStack:
         """Draw the order of examples of the next epoch, and lay out the settings of its steps."""
         order = Stream(self.protocol.root_seed, "order")
         self.order.copy_(order.permutation(self.replicas, self.epoch, self.order.shape[1]))
-        self.table.copy_(torch.from_numpy(self._table()))
+        protocols = self.protocols_in(self.epoch)
+        self._follow(protocols)
+        self.table.copy_(torch.from_numpy(self._table(protocols)))
 
-    def _table(self) -> Any:
+    def protocols_in(self, epoch: int) -> list[Protocol]:
+        """Each replica's protocol with the settings of an epoch."""
+        return [unit.protocol.in_epoch(epoch) for unit in self.units]
+
+    def _follow(self, protocols: Sequence[Protocol]) -> None:
+        """Give the gates the settings of an epoch."""
+        for segment in self.segments:
+            segment.follow([settings_of(one) for one in protocols[segment.rows]])
+
+    def _table(self, protocols: Sequence[Protocol]) -> Any:
         training, first = self.protocol.training, self.epoch * self.batches
         table = np.zeros(self.table.shape)
-        sizes = np.array([unit.protocol.training.step_size for unit in self.units])
+        sizes = np.array([protocol.training.step_size for protocol in protocols])
         taken = np.arange(first + 1, first + self.batches + 1)  # Adam counts from 1
         factors = np.array([step_factor(training, step / self.steps) for step in range(first, first + self.batches)])
         table[:, :, kernels.LR] = factors[:, None] * sizes
@@ -349,6 +360,8 @@ class LayeredStack:
             value.copy_(known)
         for segment, known in zip(self.segments, state["segments"], strict=True):
             segment.load_state(known)
+        if not self.batch and self.epoch:
+            self._follow(self.protocols_in(self.epoch - 1))  # measured as trained
         self._count_steps()
 
 

@@ -80,7 +80,8 @@ class ReportedExperiment:
     def family(self) -> str:
         """What tables of networks with few connections call the method, whatever its settings."""
         unknown = self.pruning is None and self.kind != "none"
-        return self.label if unknown else family(self.pruning)
+        apart = "by_epoch" in self.settings  # else a schedule would stand under the name of the plan without one
+        return self.label if unknown or apart else family(self.pruning)
 
     @property
     def structured(self) -> bool:

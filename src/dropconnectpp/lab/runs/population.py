@@ -91,7 +91,7 @@ def told(found: Found, population: Protocol, rows: Sequence[Row]) -> dict[str, A
     members = [row.results.get("population", {}) for row in rows]
     return {
         "data": population.data,
-        "method": population.method.label,
+        "method": population.label,
         "population": population.digest,
         "resolved": found.replay.digest,
         "members": settings.members,

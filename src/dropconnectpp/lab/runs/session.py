@@ -18,6 +18,7 @@ from dropconnectpp.lab.config.protocol import Evaluation
 from dropconnectpp.lab.config.pruning import Plan
 from dropconnectpp.lab.data.dataset import Dataset
 from dropconnectpp.lab.replicas import evaluation, judging, layered_deployment, layered_evaluation
+from dropconnectpp.lab.replicas.layered_population import LayeredPopulation, judged_as_deployed
 from dropconnectpp.lab.replicas.layered_stack import LayeredStack
 from dropconnectpp.lab.replicas.network import Unit
 from dropconnectpp.lab.replicas.population import PopulationStack, judged_points
@@ -43,10 +44,10 @@ LAYERED_FINAL_SHARE = 3.0
 
 
 def make_stack(units: Sequence[Unit], dataset: Dataset, device: torch.device) -> Stack | LayeredStack:
-    """The stack that trains such networks: the paper's, a population of them, or those given as layers."""
+    """The stack that trains such networks: the paper's, those given as layers, or a population of them."""
     protocol = units[0].protocol
     if protocol.architecture.layered:
-        return LayeredStack(units, dataset, device)
+        return (LayeredStack if protocol.population is None else LayeredPopulation)(units, dataset, device)
     return (Stack if protocol.population is None else PopulationStack)(units, dataset, device)
 
 
@@ -176,13 +177,15 @@ class Session:
         points = self._with_less_memory(self._points)
         for curve, point in zip(self.history.curves, points, strict=True):
             curve.append({"epoch": self.stack.epoch, **point})
-        if isinstance(self.stack, PopulationStack):
+        if isinstance(self.stack, PopulationStack | LayeredPopulation):
             self.history.follow(self.stack.judge(points))
         self.history.evaluation_s = time.monotonic() - begun
         return float(sum(point["accuracy"] for point in points) / len(points))
 
     def _points(self) -> list[dict[str, Any]]:
         stack, settings = self.stack, self.protocol.evaluation
+        if isinstance(stack, LayeredPopulation):
+            return judged_as_deployed(stack, settings)
         if isinstance(stack, LayeredStack):
             return layered_evaluation.along_the_way(stack, settings)
         if isinstance(stack, PopulationStack):
@@ -198,6 +201,8 @@ class Session:
 
         if isinstance(stack, LayeredStack):
             found = layered_evaluation.final(stack, settings, report)
+            if isinstance(stack, LayeredPopulation):
+                return [one | {"population": stack.members.told(r)} for r, one in enumerate(found)]
             # A trial counts by its error and what it keeps; tables show sizes and times of whole units alone.
             structured = any(isinstance(p := u.protocol.pruning, Plan) and p.structured for u in self.units)
             if self.protocol.training.holdout or not structured:
@@ -207,7 +212,7 @@ class Session:
             return [one if small is None else one | {"deployed": small.sizes} for one, small in pairs]
         found = evaluation.final(stack, settings, foreign, report)
         if isinstance(stack, PopulationStack):
-            return [one | {"population": stack.told(r)} for r, one in enumerate(found)]
+            return [one | {"population": stack.members.told(r)} for r, one in enumerate(found)]
         if not settings.judged:
             return found
         judged = judging.judge(stack, settings, foreign, report, self._keep if self.keeps_predictions else None)

@@ -65,6 +65,16 @@ class Gating(ABC):
     def prepare(self) -> None:  # noqa: B027 (some have nothing to prepare)
         """Make what is trained or kept beside the weights."""
 
+    def follow(self, settings: Sequence[Any]) -> None:  # noqa: B027 (few have settings that change)
+        """Take the settings of an epoch; what does not change from epoch to epoch stays as it is."""
+
+    def take_over(self, here: Tensor, there: Tensor) -> None:
+        """Copy all that is trained beside the weights from some rows to others, in place."""
+        self.kl_weights[here] = self.kl_weights[there]
+        for synapses in self.synapses:
+            for value in _own(synapses).values():
+                value[here] = value[there]
+
     def add_gates(self, starts: Sequence[float]) -> None:
         """A gate for each weight, at a start for each replica, with Adam's moments."""
         for synapses in self.synapses:

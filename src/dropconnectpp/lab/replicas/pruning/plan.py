@@ -6,6 +6,7 @@ The price of a connection rises, is steered where a share to keep is given, and 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,21 @@ class PlannedGates(Gating):
         """The share kept at the last reading, where one is to be met."""
         self.steerings: list[Steering] = [schedule.start() for schedule in self.schedules]
         self._set_prices()
+
+    def follow(self, settings: Sequence[Plan]) -> None:
+        changed = [one.noise != other.noise for one, other in zip(settings, self.settings, strict=True)]
+        if any(changed):  # nothing else of a plan changes from epoch to epoch
+            self.settings = tuple(settings)
+            self.schedules = [
+                one.schedule(self.steps) if new else schedule
+                for one, new, schedule in zip(settings, changed, self.schedules, strict=True)
+            ]
+
+    def take_over(self, here: Tensor, there: Tensor) -> None:
+        super().take_over(here, there)
+        self.shares[here] = self.shares[there]
+        for loser, winner in zip(here.tolist(), there.tolist(), strict=True):
+            self.steerings[loser] = self.steerings[winner]
 
     def _set_prices(self) -> None:
         weights = [

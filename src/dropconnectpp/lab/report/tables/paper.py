@@ -76,7 +76,7 @@ def tables_of(selected: Selected, notes: Notes, protocols: Iterable[StoredProtoc
         **further_tables(experiments),
         **judged_tables(selected),
         **few,
-        **population_tables(experiments, notes),
+        **population_tables([*experiments, *others], notes),
         **connection_tables(others, notes),
         **survivor_tables(places_by_title(others, notes)),
         **demo_tables(notes),
