@@ -1,7 +1,7 @@
 """Choose the control that goes to the test set among those tried on held-out training data, by a rule fixed before.
 
     python tools/choose_control.py results.sqlite --searches experiments/controls/rising_rate_search.toml \\
-        experiments/controls/scaling_search.toml --write chosen.toml
+        --write chosen.toml
 
 Of the settings of the searches that have a schedule or another scaling, it is the one with the highest mean accuracy on
 the held-out images; of equals the one with the lowest NLL. The others are there to compare with, and are not chosen. A

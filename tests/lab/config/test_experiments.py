@@ -489,7 +489,7 @@ def test_the_experiments_that_come_along_can_be_read(path):
     searches = all(p.training.holdout for p in experiment.protocols)
     assert experiment.repeats in ((3, 5, 6, 12) if searches else (20, 50))
     without = {"svhn_rates": {"dropout"}, "svhn_best_rate": set(), "chosen_together": set()}
-    without |= {"chosen_together_fashion": set(), "rising_rate_search": set(), "scaling_search": set()}
+    without |= {"chosen_together_fashion": set(), "rising_rate_search": set()}
     if experiment.ensembles or path.stem in ("pooled", "adam"):
         without[path.stem] = {"none", "dropout", "dropconnect++"}
     if experiment.population is not None:

@@ -148,10 +148,13 @@ def test_a_reading_becomes_a_module_that_predicts_alike(method):
     torch.testing.assert_close(module(stack.examples.standardise(images, torch.float64)), logits)
 
 
+def test_the_fused_step_scales_in_training_too():
+    units = [Unit(settings(replace(SCALED, rate=rate)), r) for r, rate in enumerate((0.2, 0.7))]
+    assert_fused_is_plain([*units, Unit(settings(METHODS["dropconnect"]), 7)], batch_size=4)
+
+
 def test_what_kernels_do_not_cover_is_left_to_the_plain_step():
-    for method in (EXAMPLE, SCALED):
-        stack = stack_of(Unit(settings(method), 0))
-        assert stack.segments[0].regulariser.gate() is None
+    assert stack_of(Unit(settings(EXAMPLE), 0)).segments[0].regulariser.gate() is None
     assert stack_of(Unit(settings(METHODS["dropconnect"]), 0)).segments[0].regulariser.gate() is not None
 
 
@@ -292,6 +295,19 @@ class TestOnAGpu:
         if precision == "float64":
             for row in range(len(protocols)):
                 assert_close(tensors_of(graph, row), tensors_of(cpu, row), tolerance)
+
+    def test_scaling_in_training_goes_through_the_fused_step(self):
+        images = bright(train=160, channels=3, side=32)
+        protocol = settings(SCALED, step_size=0.0005, batch_size=16)
+        protocol = replace(protocol, architecture=Architecture(), precision="mixed")
+        fused, plain = (Stack([Unit(protocol, r) for r in range(2)], images, torch.device("cuda")) for _ in range(2))
+        assert fused.fused
+        plain.fused = False
+        for stack in (fused, plain):
+            stack.train_epoch()
+        torch.testing.assert_close(fused.loss_sum, plain.loss_sum, rtol=0.02, atol=0)
+        for name, value in plain.parameters.items():
+            assert (fused.parameters[name] - value).abs().median() <= 1e-3, name
 
     def test_adam_trains_in_a_graph_as_on_a_cpu(self):
         protocols = [settings(method, **ADAM) for method in METHODS.values()]

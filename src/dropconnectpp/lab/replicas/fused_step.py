@@ -13,6 +13,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from dropconnectpp.lab.kernels.dense import beside
 from dropconnectpp.lab.kernels.gates import Adagrad, Gate, LearnedGate, step_gate_, update_gate_
 from dropconnectpp.lab.kernels.head import Head, forward_backward
 from dropconnectpp.lab.kernels.layer import gated_product, gated_product_backward_
@@ -70,8 +71,12 @@ def _segment_step(
     gate, bias_gate = regulariser.gate(), regulariser.gate("bias")
     assert gate is not None
     assert bias_gate is not None
+    scale = regulariser.training_scale
+    if scale is not None:  # (W / p) x = W (x / p)
+        x = (x * beside(scale, x)).to(x.dtype)
     sums = forward(x, weight, gate, replicas, step)
-    head = Head(bias, bias_gate, regulariser.unit_gate(), output_weight, output_bias, labels)
+    scaled_bias = bias if scale is None else bias * beside(scale, bias)
+    head = Head(scaled_bias, bias_gate, regulariser.unit_gate(), output_weight, output_bias, labels)
     found = forward_backward(sums, head, replicas, step)
     mean_reward = None
     if regulariser.needs_mean_network:
@@ -83,8 +88,12 @@ def _segment_step(
     elif isinstance(bias_gate, LearnedGate):
         assert found.grad_logit is not None
         step_gate_(bias_gate, found.grad_logit, bias, _adagrad(networks, number, segment, "bias"))
+    grad_bias = found.grad_bias
+    if scale is not None:
+        grad_input = (grad_input * beside(scale, grad_input)).to(grad_input.dtype)
+        grad_bias = grad_bias * beside(scale, grad_bias)
     rewards = found.rewards[0] if len(found.rewards) == 1 else found.rewards.mean(0)
-    named = {"output.weight": found.grad_weight, "output.bias": found.grad_output_bias, "dense.bias": found.grad_bias}
+    named = {"output.weight": found.grad_weight, "output.bias": found.grad_output_bias, "dense.bias": grad_bias}
     return rewards, grad_input, named
 
 

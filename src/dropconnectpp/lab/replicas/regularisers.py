@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dropconnectpp.functional import expected_activation
 from dropconnectpp.lab.config.method import Method
-from dropconnectpp.lab.kernels.dense import draw_masks, linear
+from dropconnectpp.lab.kernels.dense import beside, draw_masks, linear
 from dropconnectpp.lab.kernels.examples import example_product
 from dropconnectpp.lab.kernels.gates import FixedGate, Gate, OpenGate
 from dropconnectpp.lab.philox import Stream
@@ -108,6 +108,11 @@ class Regulariser(ABC):
         """How kernels drop units; None where they do not."""
         return None
 
+    @property
+    def training_scale(self) -> Tensor | None:
+        """What multiplies weights and biases in training, (R,); None for 1."""
+        return None
+
     def kl(self) -> Tensor:
         """KL of the posterior from the prior in nats, (R,)."""
         return torch.zeros(len(self.replicas), device=self.replicas.device)
@@ -182,14 +187,17 @@ class DropConnect(Regulariser):
         mask = draw_masks(self._stream("mask:bias"), keep, self.replicas, step)
         return torch.relu(sums + bias[:, None, :] * mask)
 
+    @property
+    def training_scale(self) -> Tensor | None:
+        return 1.0 / self.keep if self.method.scaling == "training" else None
+
     def _scaled(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """What masks multiply: W, or W / p where training makes up for the keep probability p."""
-        if self.method.scaling == "prediction":
-            return weight, bias
-        return weight / self.keep[:, None, None], bias / self.keep[:, None]
+        scale = self.training_scale
+        return (weight, bias) if scale is None else (weight * beside(scale, weight), bias * beside(scale, bias))
 
     def gate(self, name: str = "weight") -> Gate | None:
-        if self.method.mask == "example" or self.method.scaling == "training":
+        if self.method.mask == "example":
             return None
         return FixedGate(self.keep, self._stream(f"mask:{name}"), self.method.num_samples, self._slab_scale)
 
