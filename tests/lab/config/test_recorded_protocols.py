@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from dropconnectpp.lab.config.ensembles import Ensemble
 from dropconnectpp.lab.config.json_values import canonical, to_json
 from dropconnectpp.lab.config.protocol import Protocol
 from dropconnectpp.lab.config.settings import from_dict
@@ -32,8 +33,11 @@ def golden() -> dict[str, dict[str, Any]]:
     return found
 
 
-def protocol_of(settings: dict[str, Any]) -> tuple[Protocol | Regression, str]:
+def protocol_of(settings: dict[str, Any]) -> tuple[Protocol | Regression | Ensemble, str]:
     """What the settings are of, and its label."""
+    if settings.get("benchmark") == "ensemble":
+        ensemble = from_dict(Ensemble, {name: value for name, value in settings.items() if name != "data"})
+        return ensemble, ensemble.label
     if "benchmark" in settings:
         benchmark = from_dict(Regression, settings)
         return benchmark, benchmark.label

@@ -93,7 +93,7 @@ def test_each_method_has_a_line_for_each_way_to_predict(store: Store, filled) ->
 
 def test_foreign_images_are_named(store: Store, filled) -> None:
     rows = tables(store)["detection"]
-    assert {row["images"] for row in rows} == {"svhn"}
+    assert {row["images"] for row in rows} == {"SVHN"}
     assert rows[-1]["auroc"]["mean"] == 0.95
 
 

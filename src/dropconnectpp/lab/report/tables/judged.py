@@ -9,8 +9,9 @@ from typing import Any
 
 from dropconnectpp.lab.config.corruptions import SEVERITIES
 from dropconnectpp.lab.config.ensembles import BENCHMARK
+from dropconnectpp.lab.report import paper_values
 from dropconnectpp.lab.report.formats import finite
-from dropconnectpp.lab.report.selection import ReportedExperiment, Selected, plain_experiment
+from dropconnectpp.lab.report.selection import OTHER_TITLES, ReportedExperiment, Selected, plain_experiment
 from dropconnectpp.lab.report.statistics import Comparison, holm, paired, welch
 from dropconnectpp.lab.report.tables.rows import OURS, ByReplica, Table, compared, identity, statistic
 from dropconnectpp.lab.runs.rows import settings_digest
@@ -147,9 +148,8 @@ def _key(item: Mapping[str, Any]) -> Key:
 
 def _detection(one: Judged) -> Table:
     lines = {name: statistic(one.values(name, "foreign").values()) for name in DETECTION}
-    names = {
-        str(by_images["foreign", 0].get("data")) for by_images in one.found.values() if ("foreign", 0) in by_images
-    }
+    sets = {str(by_images["foreign", 0].get("data")) for by_images in one.found.values() if ("foreign", 0) in by_images}
+    names = {(paper_values.TITLES | OTHER_TITLES).get(name, name) for name in sets}
     return [{**one.identity, "images": ", ".join(sorted(names)), **lines}] if lines["auroc"]["n"] else []
 
 
