@@ -109,7 +109,8 @@ class TestPopulation:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"members": 1}, "members must be at least 2, got 1"),
+            ({"members": 1}, "members must be at least 2 and at most 1,000, got 1"),
+            ({"members": 1001}, "members must be at least 2 and at most 1,000, got 1001"),
             ({"every": 0}, "every must be at least 1"),
             ({"share": 0.6}, r"share must lie in \(0, 0.5\]"),
             ({"disturbance": -1.0}, "disturbance must not be negative"),

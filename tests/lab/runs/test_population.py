@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import random
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -279,6 +280,28 @@ def test_the_usual_population_is_a_fifth_of_the_grid():
     for name in ("cifar10", "cifar100", "svhn", "fashion_mnist"):
         written = from_file(ROOT / "experiments" / "population" / f"{name}.toml")
         assert written == population(written.protocols[0].data)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[population]\nmembers = 1.5", "population.members must be of type int, got 1.5"),
+        ("population = 3", "population must be a table, under [population], got 3"),
+        ("[population]\nsize = 3", "population.size is no setting. Known: disturbance, "),
+        ("[population]\n[[methods]]\nkind = 'dropout'\nrate = 0.5", "a population finds step size and rate"),
+        ("[[methods]]\nkind = 'dropconnect'\nby_epoch = 3", "methods.by_epoch must be a table, got 3"),
+        (
+            "[[methods]]\nkind = 'dropconnect'\nby_epoch = {at = [0], rates = [0.5]}",
+            "methods.by_epoch.rates is no setting",
+        ),
+        ("[[methods]]\nkind = 'dropconnect'\nby_epoch = {at = [0], rate = [nan]}", "rate is the share dropped"),
+        ("[[methods]]\nkind = 'dropconnect'\nby_epoch = {at = [0, 0.5], rate = [0.1, 0.2]}", "methods.by_epoch.at"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told(tmp_path, text, message):
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(ProtocolError, match=re.escape(message)):
+        from_file(tmp_path / "mine.toml")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from dropconnectpp.lab.config.settings import check_fields, require
 
 MEMBERS = 14
 """A fifth of what step size and rate cost by grid: three step sizes, eight rates, three networks each."""
+MOST = 1000
+"""Members are one stack, and no memory holds more of the paper's network."""
 USUAL = ("dropout", "dropconnect", "per-example", "sparse")
 """Methods that `dcpp run population` trains."""
 
@@ -44,7 +46,7 @@ class Population:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require(self.members >= 2, f"members must be at least 2, got {self.members}.")
+        require(2 <= self.members <= MOST, f"members must be at least 2 and at most {MOST:,}, got {self.members}.")
         require(self.every >= 1, f"every must be at least 1, got {self.every}.")
         require(0.0 < self.share <= 0.5, f"share must lie in (0, 0.5], got {self.share}.")
         require(self.disturbance >= 0, f"disturbance must not be negative, got {self.disturbance}.")
