@@ -23,6 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dropconnectpp.lab.report.render.drawing import LIGHT, METADATA, STYLE
+from dropconnectpp.lab.report.selection import select_experiments
 from dropconnectpp.lab.report.statistics import summarise, welch
 from dropconnectpp.lab.report.tables.connections import connection_tables
 from dropconnectpp.lab.report.tables.uci import uci_tables
@@ -242,43 +243,65 @@ def uci(figure: Figure) -> None:
     figure.subplots_adjust(left=0.11, right=0.98, bottom=0.2, top=0.98)
 
 
-TRIED = {
+SPARSE_METHODS = {
     "DropConnect++": ("SparsityPlan", GREEN, "o"),
     "Gradual magnitude pruning": ("gradual magnitude pruning", BLUE, "^"),
     "Sparse VD": ("Sparse VD", OCHRE, "s"),
     "L0": ("L0", RED, "v"),
-    "One-shot magnitude pruning": ("one-shot magnitude pruning", GREY, "D"),
 }
-WORST = 6.0
-"""Percent: settings with a higher error are left out."""
+"""Pruning in one shot is far above the others."""
+
+
+def _frontier(axes: Axes, name: str, top: float) -> None:
+    """Test error against how many times fewer weights are kept; bars are 95% intervals."""
+    content = record.read(ROOT / "records" / "sparsity" / f"{name}.jsonl.xz")
+    experiments = select_experiments(content.rows, content.notes).of_other_networks
+    tables = connection_tables(experiments, content.notes)
+    for method, (label, colour, marker) in SPARSE_METHODS.items():
+        found = [row for row in tables["connections"] if row["method"] == method and row["times"] > 1.0]
+        if not found:
+            continue
+        errors = [row["error"] for row in found]
+        axes.errorbar(
+            [row["times"] for row in found],
+            [one["mean"] for one in errors],
+            yerr=[one["interval"][1] - one["mean"] for one in errors],
+            label=label,
+            color=colour,
+            marker=marker,
+            capsize=2,
+        )
+    published = [row for row in tables["published"] if row["times"] is not None and row["times"] >= FEWEST_TIMES]
+    for one in published:
+        above = one["method"] != "Sparse VD"  # which lies lowest
+        axes.plot(one["times"], one["error"], marker="D", color="#000000", markerfacecolor="none", linestyle="none")
+        place = {"xytext": (0, 6 if above else -13), "textcoords": "offset points", "ha": "center", "fontsize": 7.5}
+        axes.annotate(f"{one['method']}, published", (one["times"], one["error"]), **place)
+    axes.set_ylim(0.0, top)
+    axes.set_xscale("log")
+    axes.minorticks_off()
+    axes.set_xlabel("how many times fewer weights")
+
+
+FEWEST_TIMES = 40.0
+"""Published networks that keep more are left out."""
 
 
 def few_weights(figure: Figure) -> None:
-    """Every setting that was tried on LeNet-300-100: held-out error against how many times fewer weights it keeps."""
-    content = record.read(ROOT / "records" / "sparsity" / "lenet_300_100.jsonl.xz")
-    rows = connection_tables((), content.notes)["tried"]
-    figure.set_size_inches(7.2, 4.0)
-    axes = figure.subplots()
-    for method, (label, colour, marker) in TRIED.items():
-        found = {row["digest"]: row for row in rows if row["method"] == method and row["error"] <= WORST}.values()
-        axes.plot(
-            [1.0 / row["share"] for row in found],
-            [row["error"] for row in found],
-            linestyle="none",
-            marker=marker,
-            color=colour,
-            label=label,
-        )
-    (dense,) = [row["error"] for row in rows if row["method"] == "Dense"]
-    axes.axhline(dense, color="#000000", linewidth=0.8, linestyle="--", label="the dense network")
-    axes.set_xscale("log")
-    ticks = (5, 10, 20, 50, 100, 150, 250)
-    axes.set_xticks(ticks, [f"×{tick}" for tick in ticks])
-    axes.minorticks_off()
-    axes.set_xlabel("how many times fewer weights")
-    axes.set_ylabel("error on held-out images, %")
-    axes.legend(loc="upper left", frameon=False)
-    figure.subplots_adjust(left=0.08, right=0.98, bottom=0.13, top=0.97)
+    """Error on MNIST with a hundredth of the weights and fewer: the methods run here, and what others published."""
+    figure.set_size_inches(7.2, 3.6)
+    left, right = figure.subplots(1, 2)
+    for axes, name, title, top, ticks in (
+        (left, "lenet_300_100", "LeNet-300-100", 3.5, (40, 70, 100, 150, 200)),
+        (right, "lenet_5", "LeNet-5-Caffe", 1.6, (80, 120, 200, 300, 400)),
+    ):
+        _frontier(axes, name, top)
+        axes.set_xlim(ticks[0], ticks[-1] * 1.25)
+        axes.set_xticks(ticks, [f"×{tick}" for tick in ticks])
+        axes.set_title(title)
+    left.set_ylabel("error on the test set, %")
+    figure.legend(*left.get_legend_handles_labels(), loc="lower center", frameon=False, ncols=4)
+    figure.subplots_adjust(left=0.08, right=0.98, bottom=0.24, top=0.92, wspace=0.2)
 
 
 DRAWINGS: Mapping[str, Callable[[Figure], None]] = {
