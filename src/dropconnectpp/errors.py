@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from functools import wraps
+from inspect import Parameter, signature
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class DropConnectError(Exception):
@@ -78,3 +85,30 @@ def check_count(name: str, value: int, minimum: int = 1) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < minimum:
         raise ArgumentError(f"{name} must be a whole number of at least {minimum}, got {value!r}.")
     return value.__index__()
+
+
+def named_options(call: Callable[P, T]) -> Callable[P, T]:
+    """A function, or an ``__init__``, whose unknown options are errors that name the nearest known one.
+
+    >>> @named_options
+    ... def drawn(model: object, *, num_samples: int = 1) -> int:
+    ...     return num_samples
+    >>> drawn(None, num_sample=3)
+    Traceback (most recent call last):
+    ...
+    dropconnectpp.errors.ArgumentError: drawn has no option 'num_sample'. Did you mean 'num_samples'?
+    """
+    known = [name for name, one in signature(call).parameters.items() if one.kind is not Parameter.POSITIONAL_ONLY]
+    owner = call.__qualname__.removesuffix(".__init__")
+    options = [name for name in known if name != "self"]
+
+    @wraps(call)
+    def checked(*args: P.args, **given: P.kwargs) -> T:
+        for name in given:
+            if name not in known:
+                near = get_close_matches(name, options, 1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(options)}."
+                raise ArgumentError(f"{owner} has no option {name!r}. {hint}")
+        return call(*args, **given)
+
+    return checked

@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropconnectpp.errors import ArgumentError, NonFiniteError, ShapeError, check_count, check_not_negative
+from dropconnectpp.errors import (
+    ArgumentError,
+    NonFiniteError,
+    ShapeError,
+    check_count,
+    check_not_negative,
+    named_options,
+)
 from dropconnectpp.estimators import Estimator
 from dropconnectpp.inference import optimisers
 from dropconnectpp.inference.batchnorm import frozen_statistics
@@ -99,6 +106,7 @@ class ELBO(nn.Module):
     True
     """
 
+    @named_options
     def __init__(
         self,
         model: nn.Module,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from dropconnectpp.errors import ArgumentError
+from dropconnectpp.errors import ArgumentError, named_options
 from dropconnectpp.inference.elbo import ELBO
 from dropconnectpp.inference.optimisers import Membership, ignore, listen, trust
 from dropconnectpp.inference.schedule import Phase, SparsitySchedule, Steering, price_of_kl_weight
@@ -61,6 +61,7 @@ class SparsityPlan:
     ('fixed', True)
     """
 
+    @named_options
     def __init__(
         self,
         elbo: ELBO,

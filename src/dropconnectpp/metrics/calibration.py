@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropconnectpp.errors import ArgumentError, check_count
+from dropconnectpp.errors import ArgumentError, check_count, named_options
 from dropconnectpp.likelihoods import Categorical, LogLikelihood, remember, remembered
 from dropconnectpp.metrics.evaluation import batches, target_of
 from dropconnectpp.prediction.mixture import over_networks
@@ -48,6 +48,7 @@ class Calibration:
         remember(self.model, self.previous)
 
 
+@named_options
 def calibrate(
     model: nn.Module,
     loader: Iterable[Any] | tuple[Any, ...],

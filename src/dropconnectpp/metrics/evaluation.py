@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dropconnectpp.errors import ArgumentError, ShapeError, check_choice, check_count, check_probability
+from dropconnectpp.errors import ArgumentError, ShapeError, check_choice, check_count, check_probability, named_options
 from dropconnectpp.likelihoods import LogLikelihood
 from dropconnectpp.metrics.classes import BINS
 from dropconnectpp.metrics.parts import Panels
@@ -19,6 +19,7 @@ from dropconnectpp.prediction.batches import Call, is_loader, pieces
 from dropconnectpp.prediction.monte_carlo import AVERAGES, BATCH_SIZE, Average, batchwise, likelihood_for
 
 
+@named_options
 def evaluate(
     model: nn.Module,
     loader: Iterable[Any] | tuple[Any, ...],
