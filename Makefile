@@ -16,7 +16,7 @@ GPU_TESTS := tests/ops tests/inference tests/pytorch tests/lab/kernels tests/lab
 	tests/test_compat.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test test-ecosystem test-gpu test-browser test-faults lint format docs wheel bench records clean
+.PHONY: help demo test test-ecosystem test-gpu test-browser test-faults test-cluster lint format docs wheel bench records clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1;\2/p' Makefile | while IFS=';' read -r target text; do \
@@ -75,6 +75,9 @@ test-faults: $(DEV) ## kill commands, fill disks, cut the power and damage files
 	$(BIN)/python tests/faults/failures.py
 	$(BIN)/python tests/faults/power_cuts.py
 	for kind in checkpoints stores models experiments; do $(BIN)/python tests/faults/mutations.py $$kind || exit 1; done
+
+test-cluster: $(DEV) ## kill workers, nodes and the driver of a Ray cluster on this machine, 30 times (half an hour; goes on where it stopped)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/cluster_kills.py
 
 lint: $(DEV) ## check style (ruff), types (mypy) and the order of imports (import-linter)
 	$(BIN)/ruff check .

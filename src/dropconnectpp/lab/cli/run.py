@@ -27,7 +27,7 @@ from dropconnectpp.lab.cli.options import (
     duration,
 )
 from dropconnectpp.lab.cli.results import make_folder, write_report
-from dropconnectpp.lab.cli.workers import ALONE, EngineName, StorageRoot, Team, Threads, Workers
+from dropconnectpp.lab.cli.workers import ALONE, Address, EngineName, StorageRoot, Team, Threads, Workers
 from dropconnectpp.lab.config.method import METHODS, PAPER_METHODS
 from dropconnectpp.lab.config.population import MEMBERS as POPULATION_MEMBERS
 from dropconnectpp.lab.config.population import USUAL as POPULATION_METHODS
@@ -146,6 +146,7 @@ def run(
     replicas_at_once: ReplicasAtOnce = None,
     workers: Workers = None,
     engine: EngineName = None,
+    address: Address = None,
     threads: Threads = None,
     storage: StorageRoot = None,
     time_limit: TimeLimit = None,
@@ -191,7 +192,7 @@ def run(
     if what != "small-data":
         _refuse(what, context, ("examples",), "It is for dcpp run small-data.")
     if what == "uci":
-        team = Team(workers, engine, storage, 1)
+        team = Team(workers, engine, storage, 1, address)
         _run_uci(context, dataset, methods, repeats, seed, out, time_limit, data_dir, team)
         return
     if what not in experiments.NAMES and (what.endswith(".toml") or Path(what).is_file()):
@@ -255,7 +256,7 @@ def run(
     experiment = replace(experiment, first_replica=first_replica)
     if what == "table2":
         _refuse(what, context, TEAM, "It times methods in turn, on one device.")
-    team = Team(workers, engine, storage, threads)
+    team = Team(workers, engine, storage, threads, address)
     with _runner(out, device, data_dir, replicas_at_once, time_limit, team) as runner:
         execution.check_data(experiment, runner)
         make_folder(out)
@@ -338,20 +339,19 @@ def _runner(
     team: Team = ALONE,
 ) -> Iterator[Runner]:
     from dropconnectpp.lab import data
-    from dropconnectpp.lab import device as devices
     from dropconnectpp.lab.cli.display import run_display
     from dropconnectpp.lab.data import cache
     from dropconnectpp.lab.runs.interruption import Interruption
     from dropconnectpp.lab.runs.runner import Runner
 
     deadline = None if time_limit is None else time.monotonic() + duration(time_limit)
-    chosen = devices.choose(device)
+    chosen = team.driver_device(device)
     if out.exists() and not out.is_dir():
         raise ProtocolError(f"{out}: is a file. Give a folder.")
 
     interruption = Interruption()
     load = partial(data.load, directory=cache.data_directory(data_dir).absolute())  # workers may have another home
-    workers = team.gather(out, chosen, load)
+    workers = team.gather(out, device, load)
     try:
         with interruption.caught(), run_display() as display, closing(workers):
             yield Runner(
@@ -375,7 +375,7 @@ PAPER_ONLY = ("step_size", "rate", "together", "hyper", "foreign")
 SPARSITY_ONLY = ("network", "keep", "structured", "controls", "tries")
 POPULATION_ONLY = ("members", "every")
 """Options by the experiments that take them; a file takes none of them."""
-TEAM = ("workers", "engine", "threads", "storage")
+TEAM = ("workers", "engine", "address", "threads", "storage")
 """Options of the processes that train."""
 
 

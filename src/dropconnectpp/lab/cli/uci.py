@@ -80,8 +80,6 @@ def _run(
     command: str,
     team: Team,
 ) -> bool:
-    import torch
-
     from dropconnectpp.lab.cli.display import run_display
     from dropconnectpp.lab.cli.results import make_folder
     from dropconnectpp.lab.data import load
@@ -96,7 +94,7 @@ def _run(
         Plan(experiment, data, range(len(data.splits) if splits is None else min(splits, len(data.splits))))
         for data, experiment in experiments
     ]
-    workers = team.gather(out, torch.device("cpu"), load)
+    workers = team.gather(out, "cpu", load)
     with Store.open(out / "results.sqlite") as store, run_display() as display, closing(workers):
         for _, experiment in experiments:
             store.write_note(store.add(experiment), COMMAND, command)

@@ -28,11 +28,18 @@ Workers = Annotated[
     ),
 ]
 EngineName = Annotated[
-    Literal["process", "host"] | None,
+    Literal["process", "host", "ray"] | None,
     typer.Option(
         "--engine",
-        help="Where networks train: process is this one, host several of this machine (default: process; host where "
-        "--workers is above 1).",
+        help="Where networks train: process is this one, host several of this machine, ray a cluster (default: "
+        "process; host where --workers is above 1).",
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        help="The Ray cluster, HOST:PORT (default: that of RAY_ADDRESS, else one that runs here, else a new one).",
     ),
 ]
 StorageRoot = Annotated[
@@ -47,7 +54,7 @@ Threads = Annotated[
     typer.Option(
         "--threads",
         min=1,
-        help="CPU threads of each worker (default: all cores divided by the workers). They move a row's last digits.",
+        help="CPU threads of each worker (default: all cores by all workers; of ray 1). Last digits depend on them.",
     ),
 ]
 
@@ -57,11 +64,14 @@ class Team:
     """What a user says of the processes that train."""
 
     workers: int | None = None
-    engine: Literal["process", "host"] | None = None
+    engine: Literal["process", "host", "ray"] | None = None
     storage: str | None = None
     threads: int | None = None
+    address: str | None = None
 
     def __post_init__(self) -> None:
+        if self.address is not None and self.engine != "ray":
+            raise ProtocolError(f"--address {self.address} is of a Ray cluster. Add --engine ray.")
         if self.engine == "process" and (self.workers or 1) > 1:
             raise ProtocolError(f"--engine process is one worker, got --workers {self.workers}. Use --engine host.")
 
@@ -76,8 +86,14 @@ class Team:
 
         return Storage.given(self.storage, out)
 
-    def gather(self, out: Path, device: torch.device, load: Callable[[str], Dataset]) -> Engine:
-        """The engine, ready to be opened."""
+    def driver_device(self, name: str) -> torch.device:
+        """The device of this process; a cluster may have GPUs where this machine has none."""
+        from dropconnectpp.lab import device as devices
+
+        return devices.choose("auto" if self.name == "ray" and name.startswith("cuda") else name)
+
+    def gather(self, out: Path, device: str, load: Callable[[str], Dataset]) -> Engine:
+        """The engine, ready to be opened, for a device as the user names it."""
         import torch
 
         from dropconnectpp.lab.runs.engines.here import Here
@@ -85,13 +101,20 @@ class Team:
         from dropconnectpp.lab.runs.engines.worker import Orders
         from dropconnectpp.lab.runs.runner import PREDICTIONS
 
+        here = self.driver_device(device)
         if self.name == "process":
             if self.threads is not None:
                 torch.set_num_threads(self.threads)
-            return Here(device)
-        devices = every_device(device, self.workers)
+            return Here(here)
+        predictions = out.absolute() / PREDICTIONS
+        if self.name == "ray":
+            from dropconnectpp.lab.runs.engines.cluster import Cluster
+
+            orders = Orders(load, self.storage_for(out), predictions, self.threads or 1)
+            return Cluster(self.address, orders, device, self.workers, shared=self.storage is not None)
+        devices = every_device(here, self.workers)
         threads = self.threads or default_threads(len(devices))
-        return Host(devices, Orders(load, self.storage_for(out), out.absolute() / PREDICTIONS, threads))
+        return Host(devices, Orders(load, self.storage_for(out), predictions, threads))
 
 
 ALONE = Team()
