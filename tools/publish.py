@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import record
 
 from dropconnectpp.errors import DropConnectError
+from dropconnectpp.lab.config.ensembles import BENCHMARK
 from dropconnectpp.lab.config.notes import SPARSITY, WAYS
 from dropconnectpp.lab.config.sparsity import CONTROLS
 from dropconnectpp.lab.report import figures
@@ -40,6 +41,7 @@ from dropconnectpp.lab.report.tables.rows import Table, identity
 from dropconnectpp.lab.report.views.cells import Cell, TableView, cells, grouped, method, title, trust_notes
 from dropconnectpp.lab.report.views.paper import lay_out
 from dropconnectpp.lab.runs.flat_rows import write_csv
+from dropconnectpp.lab.runs.rows import settings_digest
 from dropconnectpp.lab.runs.store import FINAL, Row, StoredProtocol
 
 if TYPE_CHECKING:
@@ -114,6 +116,9 @@ def part(content: Content, experiments: Mapping[str, Experiment]) -> Content:
             ways.add(way)
     if not wanted:
         raise SystemExit(f"The store has no rows of {', '.join(experiments)}.")
+    ensembles = _ensembles(content, wanted, {one.ensembles for one in experiments.values()})
+    wanted |= ensembles
+    written |= ensembles.keys()
     places = {digest: place for place, digest in enumerate(wanted)}
     ended = [row for row in content.rows if row.status != "running"]
     rows = [row for row in ended if row.key.replica in wanted.get(row.key.digest, ())]
@@ -127,6 +132,21 @@ def part(content: Content, experiments: Mapping[str, Experiment]) -> Content:
         protocols=[protocol for protocol in content.protocols if protocol.digest in written],
         wanted=wanted,
     )
+
+
+def _ensembles(content: Content, wanted: Mapping[str, frozenset[int]], members: set[int]) -> dict[str, frozenset[int]]:
+    """Ensembles, of as many members as an experiment asks for, whose members are all published: numbers by digest."""
+    found = {}
+    for protocol in content.protocols:
+        count = protocol.settings.get("members")
+        if protocol.settings.get("benchmark") != BENCHMARK or count not in members:
+            continue
+        replicas = wanted.get(settings_digest(protocol.settings.get("of")), frozenset())
+        numbers = {replica // count for replica in replicas}
+        found[protocol.digest] = frozenset(
+            number for number in numbers if replicas.issuperset(range(number * count, (number + 1) * count))
+        )
+    return {digest: numbers for digest, numbers in found.items() if numbers}
 
 
 def _asked(name: str, note: Any, experiments: Mapping[str, Experiment]) -> bool:

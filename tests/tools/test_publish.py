@@ -247,3 +247,14 @@ def test_publish_only_what_is_named(publish: Publish, tmp_path: Path) -> None:
 def test_publish_knows_its_tables_and_figures(publish: Publish, option: str, message: str) -> None:
     with pytest.raises(SystemExit, match=message):
         publish("small.toml", options=(option, "nothing"))
+
+
+def test_publish_ensembles_of_what_is_named(tmp_path: Path) -> None:
+    store, given = "records/uncertainty/fashion.jsonl.xz", "experiments/uncertainty/fashion_mnist.toml"
+    options = ("--prefix", "a", "--tables", "probabilities", "probability_tests")
+    for folder, named in (("whole", ()), ("named", ("--experiment", given))):
+        assert call("tools/publish.py", store, str(tmp_path / folder), *options, *named).returncode == 0
+    for name in ("a_probabilities.md", "a_probability_tests.md"):
+        lines_of = [sorted((tmp_path / one / name).read_text().splitlines()) for one in ("whole", "named")]
+        assert lines_of[0] == lines_of[1]
+        assert any("Ensemble of 5" in line for line in lines_of[0])
