@@ -26,6 +26,7 @@ from dropconnectpp.lab.report.render.drawing import LIGHT, METADATA, STYLE
 from dropconnectpp.lab.report.selection import select_experiments
 from dropconnectpp.lab.report.statistics import summarise, welch
 from dropconnectpp.lab.report.tables.connections import connection_tables
+from dropconnectpp.lab.report.tables.judged import judged_tables
 from dropconnectpp.lab.report.tables.uci import uci_tables
 from dropconnectpp.lab.runs.store import Row
 
@@ -304,8 +305,58 @@ def few_weights(figure: Figure) -> None:
     figure.subplots_adjust(left=0.08, right=0.98, bottom=0.24, top=0.92, wspace=0.2)
 
 
+JUDGED = {
+    "No regularization": ("no regularisation", GREY, ""),
+    "Dropout": ("MC dropout", OCHRE, "Dropout"),
+    "DropConnect": ("MC DropConnect", BLUE, "DropConnect"),
+    "DropConnect++ (per-example)": ("DropConnect++, per-example", GREEN, "DropConnect++ (per-example)"),
+}
+"""Label, colour, and what an ensemble of it is called."""
+
+
+def _judged(axes: Axes, name: str, ticks: Sequence[float]) -> None:
+    """Accuracy against NLL: of one network, over 30 draws where it has noise, and of five trained apart."""
+    content = record.read(ROOT / "records" / "uncertainty" / f"{name}.jsonl.xz")
+    rows = judged_tables(select_experiments(content.rows, content.notes))["probabilities"]
+    for method, (label, colour, member) in JUDGED.items():
+        ensemble = f"Ensemble of 5, {member}" if member else "Ensemble of 5"
+        for title, marker, filled in ((method, "o", colour), (ensemble, "s", "none")):
+            row = [one for one in rows if one["method"] == title][-1]  # one pass comes before draws
+            nll, accuracy = row["nll"], row["accuracy"]
+            axes.errorbar(
+                nll["mean"],
+                accuracy["mean"],
+                xerr=nll["interval"][1] - nll["mean"],
+                yerr=accuracy["interval"][1] - accuracy["mean"],
+                marker=marker,
+                color=colour,
+                markerfacecolor=filled,
+                linestyle="none",
+                elinewidth=0.8,
+                label=f"{label}: five networks" if filled == "none" else label,
+            )
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("NLL, nats an image; lower is better")
+
+
+def uncertainty(figure: Figure) -> None:
+    """Accuracy and NLL on test images of networks and of ensembles of five; bars are 95% intervals."""
+    figure.set_size_inches(7.2, 4.0)
+    left, right = figure.subplots(1, 2)
+    _judged(left, "cifar10", (0.6, 0.7, 0.8, 1.0, 1.4))
+    left.set_title("CIFAR-10")
+    _judged(right, "fashion", (0.18, 0.2, 0.22, 0.25, 0.28))
+    right.set_title("Fashion-MNIST")
+    left.set_ylabel("accuracy, %")
+    figure.legend(*left.get_legend_handles_labels(), loc="lower center", frameon=False, ncols=2)
+    figure.subplots_adjust(left=0.08, right=0.98, bottom=0.36, top=0.93, wspace=0.22)
+
+
 DRAWINGS: Mapping[str, Callable[[Figure], None]] = {
-    draw.__name__: draw for draw in (few_connections, few_weights, against_dropconnect, paper_posterior, uci)
+    draw.__name__: draw
+    for draw in (few_connections, few_weights, against_dropconnect, paper_posterior, uci, uncertainty)
 }
 
 
