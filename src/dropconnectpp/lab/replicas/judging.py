@@ -21,7 +21,6 @@ from dropconnectpp.lab.kernels.dense import linear
 from dropconnectpp.lab.replicas.evaluation import blocks, foreign_images, on_tensor_cores
 from dropconnectpp.lab.replicas.network import Segment
 from dropconnectpp.lab.replicas.stack import Stack
-from dropconnectpp.metrics import auroc, fpr95
 
 Way = Literal["one pass", "networks"]
 """How a network predicts: by its mean, or by the average over drawn networks."""
@@ -134,6 +133,8 @@ def _told_apart(known: Tensor, foreign: Tensor) -> dict[str, float | None]:
     """How well the entropy tells foreign images; None of a replica that diverged."""
     if not bool(known.isfinite().all() & foreign.isfinite().all()):
         return {"auroc": None, "fpr95": None, "entropy": None}
+    from dropconnectpp.metrics import auroc, fpr95  # imports Triton where it is installed, a quarter of a second
+
     return {"auroc": auroc(known, foreign), "fpr95": fpr95(known, foreign), "entropy": float(foreign.mean())}
 
 
