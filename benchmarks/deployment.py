@@ -38,6 +38,7 @@ from dropconnectpp.errors import ArgumentError
 
 RECORDED = Path(__file__).parents[1] / "records" / "deployment"
 DENSE, PRUNED, COMPACT, BY_GROUPS, RIVAL = "dense", "pruned", "compact", "gates by input, compact", "Torch-Pruning"
+ALL_INPUTS = "compact, all inputs"
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,9 @@ def prepare(folder: Path, network: str) -> list[Version]:
         _version(trained, PRUNED, trained.model, weights),
         _version(trained, COMPACT, small, weights, reference=trained.model(x)),
     ]
+    wide = dcpp.compact(trained.model, x[:2], select_inputs=False)
+    if small.compaction.parameters != wide.compaction.parameters:  # type: ignore[union-attr]
+        found.append(_version(trained, ALL_INPUTS, wide, weights, reference=trained.model(x)))
     groups, rival = read(folder, network + GROUPS), read(folder, network + TORCH_PRUNING)
     if groups is not None:
         thin = dcpp.compact(groups.model, x[:2])

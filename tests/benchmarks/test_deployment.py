@@ -31,6 +31,8 @@ def test_the_recorded_network_is_small_and_gives_the_same_elsewhere(tmp_path: Pa
     for column in ("parameters", "FLOPs", "ONNX, bytes"):
         assert number(compact[column]) < number(rival[column]) < number(dense[column])
     assert number(compact["outputs differ by"]) < 1e-5
+    assert number(compact["parameters"]) < number(rows["compact, all inputs"]["parameters"])
+    assert rows["compact, all inputs"]["file, bytes"] != "-"
     assert rival["error, %"] == pytest.approx(rows["pruned"]["error, %"], abs=0.1)
     assert {row["version"] for row in times} >= {"dense", "compact", "Torch-Pruning"}
     for row in times:

@@ -55,6 +55,16 @@ def test_by_hand() -> None:
     assert small.compaction.flops == (2 * 12 + 2 * 4, 2 * 2 + 2)
 
 
+def test_inputs_of_the_model_may_stay_whole() -> None:
+    model, x = masked_chain(0.05), torch.randn(50, 6, 6)
+    small, wide = dcpp.compact(model), dcpp.compact(model, select_inputs=False)
+    torch.testing.assert_close(wide(x), model(x), rtol=0.0, atol=1e-6)
+    linear = [one for one in wide.modules() if isinstance(one, nn.Linear)]
+    assert {type(one) for one in linear} == {nn.Linear}
+    assert linear[0].in_features == 36
+    assert [one.out_features for one in linear] == [row.units[1] for row in small.compaction.layers]
+
+
 def test_death_spreads_both_ways() -> None:
     """A layer that reads one unit kills all others before it, and what was constant makes constants after it."""
     model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,9 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-2, tor
 """How far outputs may be from the original's, as a share of its largest: what another order of sums does."""
 
 
-def compact(model: nn.Module, example_input: Any = None, *, inplace: bool = False) -> nn.Module:
+def compact(
+    model: nn.Module, example_input: Any = None, *, select_inputs: bool = True, inplace: bool = False
+) -> nn.Module:
     """An ordinary model with the same outputs in eval mode and fewer units: smaller and faster.
 
     Gates are folded as by `to_dense`, Eq. (19). Then every unit, channel and input goes whose connections are all off,
@@ -46,6 +48,9 @@ def compact(model: nn.Module, example_input: Any = None, *, inplace: bool = Fals
         example_input: An input, a tuple of positional inputs or a dict of keywords. Needed where layers are not simply
             in a `nn.Sequential`, together with the extra ``dropconnectpp[compact]``. With it the result is run and
             compared with the original.
+        select_inputs: Where inputs of a layer are off that cannot be taken out, such as pixels of an image, let it pick
+            the others first: the smallest network, and the fastest for few rows. False leaves such layers all inputs:
+            with many rows, and on a GPU, the picking may cost more than it saves.
         inplace: Change ``model`` itself.
 
     Returns:
@@ -72,7 +77,7 @@ def compact(model: nn.Module, example_input: Any = None, *, inplace: bool = Fals
     inputs = None if example_input is None else as_inputs(example_input)
     with _evaluating(dense):
         expected = None if inputs is None else [check_example(dense, given) for given in probes(inputs)]
-    small = _followed(dense, inputs, expected)
+    small = _followed(dense, inputs, expected, select_inputs)
     return _give_back(model, small) if inplace else small
 
 
@@ -85,9 +90,12 @@ class Way:
     heads: bool = True
 
 
-def _followed(dense: nn.Module, inputs: Inputs | None, expected: list[list[Tensor]] | None) -> nn.Module:
+def _followed(
+    dense: nn.Module, inputs: Inputs | None, expected: list[list[Tensor]] | None, selections: bool
+) -> nn.Module:
     """The compact model by the first way of following it that gives the same outputs."""
-    for way in (Way(), Way(selections=False), Way(heads=False), Way(False, False, False)):
+    ways = (Way(), Way(selections=False), Way(heads=False), Way(False, False, False))
+    for way in dict.fromkeys(replace(way, selections=way.selections and selections) for way in ways):
         small = _reduced(copy.deepcopy(dense), inputs, way)
         difference = None if inputs is None or expected is None else _difference(small, inputs, expected)
         if difference is None:
