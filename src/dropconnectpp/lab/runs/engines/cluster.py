@@ -189,7 +189,8 @@ class Cluster:
     """Workers on the nodes of a Ray cluster.
 
     Args:
-        address: of the cluster, HOST:PORT; None: that of RAY_ADDRESS, of a cluster that runs here, or a new one.
+        address: of the cluster, HOST:PORT; local: a new one of this machine; None: that of RAY_ADDRESS, of a cluster
+            that runs here, or a new one.
         orders: what workers have to know.
         device: auto, cpu or cuda.
         workers: most tasks at a time; None: as many as the cluster's GPUs or cores hold.
@@ -317,15 +318,28 @@ class Cluster:
     def wait(self, timeout_s: float) -> None:
         by_reference = {given.reference: number for number, given in self._given.items()}
         references = list(by_reference)
-        over, _ = self._ray.wait(references, num_returns=1, timeout=timeout_s) if references else ([], [])
-        over, _ = self._ray.wait(references, num_returns=len(references), timeout=0) if over else ([], [])
-        for attempt, event in self._ray.get(self._desk.take.remote()):
+        with self._cluster_there():
+            over, _ = self._ray.wait(references, num_returns=1, timeout=timeout_s) if references else ([], [])
+            over, _ = self._ray.wait(references, num_returns=len(references), timeout=0) if over else ([], [])
+            heard = self._ray.get(self._desk.take.remote(), timeout=PATIENCE_S)
+        for attempt, event in heard:
             self._hear(attempt, event)
         for reference in over:
             number = by_reference[reference]
             outcome = self._outcome(reference)
             del self._given[number]
             self._tell(Ended(number, outcome))
+
+    @contextmanager
+    def _cluster_there(self) -> Iterator[None]:
+        """Say so where the node of this process is gone, and with it the cluster."""
+        try:
+            yield
+        except self._ray.exceptions.RayError as error:
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise EngineError(
+                f"the Ray cluster is gone ({said}). What was finished is kept: the same command goes on from there."
+            ) from error
 
     def _hear(self, attempt: str, event: Event) -> None:
         given = self._given.get(event.number) if not isinstance(event, Died) and event.number is not None else None
@@ -350,11 +364,12 @@ class Cluster:
         return outcome
 
     def stop(self) -> None:
-        if self._desk is not None:
-            self._desk.stop.remote()
-        for given in self._given.values():
-            if given.worker is None:  # it may never get a place
-                self._ray.cancel(given.reference)
+        with self._cluster_there():
+            if self._desk is not None:
+                self._desk.stop.remote()
+            for given in self._given.values():
+                if given.worker is None:  # it may never get a place
+                    self._ray.cancel(given.reference)
 
     def close(self) -> None:
         given, self._given = self._given, {}
@@ -370,7 +385,8 @@ def _connect(ray: Any, address: str | None) -> None:
     given = address or os.environ.get("RAY_ADDRESS")
     with _signals_kept():
         try:
-            ray.init(address=given or "auto", **options)
+            alone = {"include_dashboard": False} if given == "local" else {}
+            ray.init(address=given or "auto", **alone, **options)
         except ConnectionError as error:
             if given:
                 raise EngineError(
