@@ -17,6 +17,8 @@ from dropconnectpp.lab.config.ensembles import Ensemble
 from dropconnectpp.lab.config.method import METHODS
 from dropconnectpp.lab.config.protocol import Protocol
 from dropconnectpp.lab.config.uncertainty import JUDGED
+from dropconnectpp.lab.report.figures import drawings
+from dropconnectpp.lab.report.selection import select_experiments
 from dropconnectpp.lab.report.tables.judged import TESTED
 from dropconnectpp.lab.report.tables.paper import report_tables
 from dropconnectpp.lab.report.views.cells import TableView
@@ -175,3 +177,22 @@ def test_the_report_has_them(store: Store, filled, path: Path, tmp_path: Path) -
     for name in ("probabilities", "detection", "corruptions", "corruption_kinds", "probability_tests"):
         assert (page.parent / "tables" / f"{name}.csv").exists()
     assert "Ensemble of 5 on CIFAR-10" in text or "Ensemble of 5 on cifar10" in text
+
+
+def test_a_figure_has_a_line_for_each_method_by_severity(store: Store, filled) -> None:
+    put_ensembles(store, "dropout", [0.6, 0.61])
+    ((drawn,), *_) = [found for kind, found in drawings_of(store).items() if kind == "corruptions"]
+    assert [entry.label for entry in drawn.legend] == [
+        "No regularization",
+        "Dropout",
+        "DropConnect++",
+        "Ensemble of 5",
+    ]
+    assert [panel.heading for panel in drawn.panels] == ["Accuracy", "NLL", "ECE"]
+    assert "Without corruption: No regularization 80.00; " in drawn.panels[0].description
+    assert drawn.panels[0].svg.startswith("<svg")
+
+
+def drawings_of(store: Store) -> dict[Any, Any]:
+    selected = select_experiments(store.rows(), store.notes())
+    return drawings(selected, tables(store))

@@ -18,10 +18,10 @@ from dropconnectpp.lab.report.frontier import frontier
 from dropconnectpp.lab.report.population_figures import population_drawings
 from dropconnectpp.lab.report.render.drawing import Drawing, FigureKind, LegendEntry, Panel, colour_of, dashes_of
 from dropconnectpp.lab.report.selection import ReportedExperiment, Selected
-from dropconnectpp.lab.report.small_data_figures import small_data_drawings
 from dropconnectpp.lab.report.survivors import survivors
 from dropconnectpp.lab.report.tables.further import NLL_RULES, RULES
 from dropconnectpp.lab.report.tables.rows import Table
+from dropconnectpp.lab.report.uncertainty_figures import corruption_drawings, small_data_drawings
 from dropconnectpp.lab.report.views.further import score_place, score_title
 
 LEAST_SHARE = 0.001
@@ -75,6 +75,7 @@ def drawings(selected: Selected, found: Tables) -> dict[FigureKind, list[Drawing
         drawn[kind] = [drawing for drawing in made if drawing is not None]
     drawn["frontier"] = _frontiers(of_networks, found)
     drawn["population"] = population_drawings(found["population_history"], _slugs)
+    drawn["corruptions"] = corruption_drawings(found["corruptions"], _slugs)
     drawn["small_data"] = small_data_drawings(found["small_data"], _slugs)
     drawn["demo"] = demo_drawings(found)
     return drawn

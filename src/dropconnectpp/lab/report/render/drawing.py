@@ -50,6 +50,7 @@ FigureKind = Literal[
     "pruning",
     "population",
     "frontier",
+    "corruptions",
     "small_data",
     "demo",
 ]
