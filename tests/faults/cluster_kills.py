@@ -134,7 +134,7 @@ def ground(
     from ray.cluster_utils import Cluster
 
     (folder / "mine.toml").write_text(EXPERIMENT.format(repeats=repeats, epochs=epochs))
-    alone = command(folder / "mine.toml", folder / "whole")
+    alone = command(folder / "mine.toml", folder / "whole", "--replicas-at-once", at_once)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": head_cpus, "include_dashboard": False})
     try:
         found = Ground(cluster, folder, at_once)

@@ -23,6 +23,8 @@ from dropconnectpp.lab.runs.tasks import Finished, Workplace
 CPU = torch.device("cpu")
 LONGER = replace(TINY, architecture=TWO_LAYERS, training=replace(TINY.training, epochs=4), evaluation=EVALUATION)
 METHODS = (Method(kind="none"), Method())
+GROUP = 4
+"""Networks of a stack: all workers have some."""
 
 
 def units(replicas: int = 4, **training: Any) -> list[Unit]:
@@ -49,7 +51,7 @@ def table(out: Path) -> list[tuple[Any, ...]]:
 
 def alone(out: Path, wanted: list[Unit]) -> list[tuple[Any, ...]]:
     """The rows that one process makes."""
-    Runner(out, CPU, tiny).run(wanted)
+    Runner(out, CPU, tiny, group=GROUP).run(wanted)
     return table(out)
 
 

@@ -190,6 +190,10 @@ class Runner:
         if unit.protocol.population is not None:
             return unit.protocol.population.members  # its networks meet, so that it cannot be cut
         most = min(self._most_of(unit), self._fitting(unit))
+        if self._engine.device_type == "cpu":
+            # There torch computes the last few numbers of a tensor in another way than the others, and with them the
+            # last digits of a row may depend on its stack: which must not depend on the number of workers.
+            return most
         return fair_share(left, self._engine.workers, most)
 
     def _most_of(self, unit: Unit) -> int:

@@ -8,11 +8,12 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from engine_cases import CPU, alone, host, orders, table, units
+from engine_cases import CPU, GROUP, alone, host, orders, table, units
 from run_cases import Diary
 from tiny_cases import tiny
 
@@ -43,7 +44,7 @@ def engine(tmp_path: Path) -> Iterator[Host]:
 
 
 def make(out: Path, engine: Host, **options: Any) -> Runner:
-    return Runner(out, CPU, tiny, Diary(), engine=engine, **options)
+    return Runner(out, CPU, tiny, Diary(), engine=engine, **{"group": GROUP, **options})
 
 
 def notes(runner: Runner) -> list[str]:
@@ -240,3 +241,11 @@ def test_a_killed_driver_is_resumed_and_its_workers_leave_nothing_behind(tmp_pat
     assert table(tmp_path) == whole
     with Store.open(tmp_path / "results.sqlite", read_only=True) as store:
         assert not store.holders()
+
+
+@pytest.mark.parametrize(("device_type", "sizes"), [("cpu", [8, 8, 8]), ("cuda", [3, 5, 8])])
+def test_stacks_follow_the_number_of_workers_only_where_digits_do_not(tmp_path, monkeypatch, device_type, sizes):
+    """On a GPU nine networks are three for each of three workers; on a CPU a stack is that of one process."""
+    workers = SimpleNamespace(device_type=device_type, workers=3, several=True, free_bytes=lambda: 10**12)
+    runner = Runner(tmp_path, CPU, tiny, engine=workers, group=8)  # type: ignore[arg-type]
+    assert [runner._size(WANTED[0], left) for left in (9, 15, 48)] == sizes

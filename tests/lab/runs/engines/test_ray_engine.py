@@ -60,7 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
 
 
 def make(out: Path, engine: Cluster, **options: Any) -> Runner:
-    return Runner(out, CPU, tiny, Diary(), engine=engine, **options)
+    return Runner(out, CPU, tiny, Diary(), engine=engine, group=2, **options)
 
 
 def notes(runner: Runner) -> list[str]:
