@@ -34,6 +34,7 @@ TAUGHT = {
     "docs/how-to/regression.md": 4,
     "docs/how-to/training-loops.md": 3,
     "docs/how-to/own-data.md": 4,
+    "docs/how-to/beyond-one-machine.md": 1,
     "docs/how-to/find-a-schedule.md": 2,
     "docs/how-to/read-the-report.md": 4,
 }
