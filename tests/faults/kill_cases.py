@@ -280,7 +280,7 @@ class Save(Case):
         return [] if _files(place) in (older, self.whole) else ["half a model"]
 
 
-# The engines for several workers join here: a case that starts a manager with its workers, and kills any of them.
+# `cluster_kills` kills the workers, the nodes and the driver of a run on a cluster.
 CASES: dict[str, tuple[type[Case], float]] = {
     case.name: (case, share)
     for case, share in ((Run, 0.3), (Train, 0.1), (Report, 0.1), (Merge, 0.15), (Fetch, 0.2), (Save, 0.15))

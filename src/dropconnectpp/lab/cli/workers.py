@@ -99,22 +99,22 @@ class Team:
         from dropconnectpp.lab.runs.engines.here import Here
         from dropconnectpp.lab.runs.engines.host import Host, default_threads, every_device
         from dropconnectpp.lab.runs.engines.worker import Orders
-        from dropconnectpp.lab.runs.runner import PREDICTIONS
 
         here = self.driver_device(device)
         if self.name == "process":
             if self.threads is not None:
                 torch.set_num_threads(self.threads)
             return Here(here)
-        predictions = out.absolute() / PREDICTIONS
+        storage = self.storage_for(out)
+        predictions = storage.predictions(out)
         if self.name == "ray":
             from dropconnectpp.lab.runs.engines.cluster import Cluster
 
-            orders = Orders(load, self.storage_for(out), predictions, self.threads or 1)
+            orders = Orders(load, storage, predictions, self.threads or 1)
             return Cluster(self.address, orders, device, self.workers, shared=self.storage is not None)
         devices = every_device(here, self.workers)
         threads = self.threads or default_threads(len(devices))
-        return Host(devices, Orders(load, self.storage_for(out), predictions, threads))
+        return Host(devices, Orders(load, storage, predictions, threads))
 
 
 ALONE = Team()

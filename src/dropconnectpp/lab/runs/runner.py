@@ -34,7 +34,7 @@ from dropconnectpp.lab.runs.tasks import DataSets, StackTask, Task, Workplace
 
 __all__ = ["Outcome", "Runner", "commit", "versions"]
 
-STORE, PREDICTIONS = "results.sqlite", "predictions"
+STORE = "results.sqlite"
 
 Wanted = dict[Key, Unit]
 
@@ -77,7 +77,8 @@ class Runner:
         storage = Storage.given(None, self.out) if self.storage is None else self.storage
         self.checkpoints = Checkpoints(storage.place(CHECKPOINTS), self.display.note)
         self.outbox = Outbox(storage.place(FINISHED))
-        self.predictions = Predictions(self.out / PREDICTIONS, self.display.note)
+        self.predictions = Predictions(storage.predictions(self.out), self.display.note)
+        self._storage = storage
         self.owner = Owner.here()
         self.sets = DataSets(self.load)
         self._engine: Engine = Here(self.device) if self.engine is None else self.engine
@@ -99,6 +100,10 @@ class Runner:
 
         ``after_stack`` is called whenever rows have been stored.
         """
+        if self.keeps_predictions and self._engine.several and self._storage.remote:
+            raise ProtocolError(
+                f"--storage {self._storage.root}: what networks predict, for their ensembles, needs a folder. Give one."
+            )
         self._after_stack = after_stack
         wanted: Wanted = {Key(*unit.key): unit for unit in units}
         with self.store() as store:

@@ -14,8 +14,8 @@ from typing import Any
 from dropconnectpp.errors import DropConnectError, MissingPackageError
 from dropconnectpp.lab.machine.user_paths import expanded
 
-CHECKPOINTS, FINISHED = "checkpoints", "finished"
-"""The parts of a storage: unfinished stacks, and rows that the driver has not stored yet."""
+CHECKPOINTS, FINISHED, PREDICTIONS = "checkpoints", "finished", "predictions"
+"""The parts of a storage: unfinished stacks, rows that the driver has not stored yet, and what networks predict."""
 
 
 class StorageError(DropConnectError, OSError):
@@ -149,6 +149,10 @@ class Storage:
     def remote(self) -> bool:
         """Whether it is an address, and not a folder."""
         return "://" in self.root
+
+    def predictions(self, out: Path) -> Path:
+        """The folder of what networks predict: here, or beside the results where this is an address."""
+        return (out.absolute() if self.remote else Path(self.root)) / PREDICTIONS
 
     def place(self, name: str) -> Place:
         """A part of it."""

@@ -17,6 +17,7 @@ from engine_cases import CPU, GROUP, alone, host, orders, table, units
 from run_cases import Diary
 from tiny_cases import tiny
 
+from dropconnectpp.lab.config.settings import ProtocolError
 from dropconnectpp.lab.runs.board import Board
 from dropconnectpp.lab.runs.dispatch import MOST_DEATHS, WorkError
 from dropconnectpp.lab.runs.engines import host as module
@@ -249,3 +250,12 @@ def test_stacks_follow_the_number_of_workers_only_where_digits_do_not(tmp_path, 
     workers = SimpleNamespace(device_type=device_type, workers=3, several=True, free_bytes=lambda: 10**12)
     runner = Runner(tmp_path, CPU, tiny, engine=workers, group=8)  # type: ignore[arg-type]
     assert [runner._size(WANTED[0], left) for left in (9, 15, 48)] == sizes
+
+
+def test_predictions_of_ensembles_need_a_folder_that_the_driver_reads(tmp_path):
+    storage = Storage.given(f"file://{tmp_path}/shared", tmp_path)
+    engine = host(tmp_path, storage=storage)
+    with pytest.raises(ProtocolError, match=r"what networks predict, for their ensembles, needs a folder"):
+        make(tmp_path, engine, storage=storage, keeps_predictions=True).run(WANTED)
+    assert Storage.given("elsewhere", tmp_path).predictions(tmp_path).parent.name == "elsewhere"
+    assert storage.predictions(tmp_path) == tmp_path / "predictions"
