@@ -112,6 +112,7 @@ class TestPopulation:
             ({"members": 1}, "members must be at least 2 and at most 1,000, got 1"),
             ({"members": 1001}, "members must be at least 2 and at most 1,000, got 1001"),
             ({"every": 0}, "every must be at least 1"),
+            ({"wait": 1.0}, r"wait must lie in \[0, 1\), got 1.0"),
             ({"share": 0.6}, r"share must lie in \(0, 0.5\]"),
             ({"disturbance": -1.0}, "disturbance must not be negative"),
             ({"rates": (0.5, 1.0)}, "rates must be two rising numbers between 0 and 1"),

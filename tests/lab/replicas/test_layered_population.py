@@ -31,7 +31,7 @@ def rising(**changes: Any) -> Protocol:
 
 def protocol_of(**changes: Any) -> Protocol:
     population = Population(
-        **{"members": MEMBERS, "every": 1, "step_sizes": (0.003, 0.03), "rates": (0.05, 0.4), **changes}
+        **{"members": MEMBERS, "every": 1, "wait": 0.0, "step_sizes": (0.003, 0.03), "rates": (0.05, 0.4), **changes}
     )
     training = replace(PROTOCOL.training, step_size=None, holdout=16, epochs=4)
     evaluation = replace(PROTOCOL.evaluation, every=population.every)

@@ -25,7 +25,7 @@ MEMBERS = 4
 
 
 def protocol_of(method: Method = DROPCONNECT, **changes: Any) -> Protocol:
-    population = Population(**{"members": MEMBERS, "every": 1, "step_sizes": (0.01, 0.1), **changes})
+    population = Population(**{"members": MEMBERS, "every": 1, "wait": 0.0, "step_sizes": (0.01, 0.1), **changes})
     base = settings(method, step_size=None, epochs=3, holdout=10)
     return replace(base, population=population, evaluation=Evaluation(every=population.every))
 
@@ -173,6 +173,16 @@ def test_the_judge_may_look_at_few_connections():
     ranked = [next(e for e in one["pruning"] if e["score"] == "product")["accuracy"] for one in pruned]
     assert [point["score"] for point in found] == ranked
     assert ranked != [point["accuracy"] for point in found]
+
+
+def test_nobody_takes_over_in_the_first_epochs_but_all_are_judged():
+    stack = population_of(protocol_of(wait=0.5))
+    found = []
+    for _ in range(3):
+        stack.train_epoch()
+        found.append(stack.judge(points(1.0, 2.0, 3.0, 4.0)))
+    assert found == [[0, 1, 2, 3], [3, 1, 2, 3], [0, 1, 2, 3]]
+    assert stack.members.scores.tolist() == [[1.0, 2.0, 3.0, 4.0]] * 3
 
 
 @pytest.mark.gpu

@@ -30,6 +30,9 @@ class Population:
     members: int = MEMBERS
     every: int = 5
     """Epochs between two judgements."""
+    wait: float = 0.3
+    """Share of the epochs before anybody takes over. Noise pays late: at first networks without it lead, and a judge
+    in a hurry would do away with high rates."""
     share: float = 0.25
     """Share of the members that is replaced, and share that may be taken over."""
     disturbance: float = 0.3
@@ -48,6 +51,7 @@ class Population:
         check_fields(self)
         require(2 <= self.members <= MOST, f"members must be at least 2 and at most {MOST:,}, got {self.members}.")
         require(self.every >= 1, f"every must be at least 1, got {self.every}.")
+        require(0.0 <= self.wait < 1.0, f"wait must lie in [0, 1), got {self.wait}.")
         require(0.0 < self.share <= 0.5, f"share must lie in (0, 0.5], got {self.share}.")
         require(self.disturbance >= 0, f"disturbance must not be negative, got {self.disturbance}.")
         for name in ("step_sizes", "rates", "kl_weights"):
@@ -79,6 +83,14 @@ class Population:
     def judges(self, epoch: int, epochs: int) -> bool:
         """Whether members are judged after ``epoch`` epochs; after the last they always are."""
         return epoch % self.every == 0 or epoch == epochs
+
+    def replaces(self, epoch: int, epochs: int) -> bool:
+        """Whether members take over from others after ``epoch`` epochs; after the last nobody does.
+
+        >>> [epoch for epoch in range(1, 41) if Population().replaces(epoch, 40)]
+        [15, 20, 25, 30, 35]
+        """
+        return self.judges(epoch, epochs) and self.wait * epochs <= epoch < epochs
 
     def judgements(self, epochs: int) -> int:
         """How often members are judged."""

@@ -90,8 +90,8 @@ class Members:
     def judge(self, epoch: int, points: Sequence[Mapping[str, Any]]) -> Takeover:
         """Let the worst take over from the best by their scores, once ``epoch`` epochs are over.
 
-        Of equal scores the lower NLL is the better; a member that diverged is the worst. Between judgements, and after
-        the last epoch, nobody takes over.
+        Of equal scores the lower NLL is the better; a member that diverged is the worst. In the first epochs, between
+        judgements, and after the last, nobody takes over.
         """
         parents = list(range(len(points)))
         if not self.population.judges(epoch, self.epochs):
@@ -100,7 +100,7 @@ class Members:
         scores = [float(point["score"]) for point in points]
         self.scores[place] = torch.tensor(scores, dtype=torch.float64)
         losers: list[int] = []
-        if epoch < self.epochs:
+        if self.population.replaces(epoch, self.epochs):
             ranks = sorted(parents, key=lambda r: _rank(scores[r], float(points[r]["nll"])), reverse=True)
             losers = ranks[-self.population.replaced :]
             self._replace(epoch, ranks, losers, parents)
