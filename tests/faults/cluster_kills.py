@@ -34,6 +34,8 @@ from dropconnectpp.lab.runs.store import Store  # noqa: E402
 
 KINDS = ("worker", "node", "driver")
 KILLS_A_ROUND = 5
+MOST_STARTS = 3
+"""How often the same command may be needed at the end of a round."""
 LONGEST_S = 600.0
 """How long a run may take from one kill to the next, or to its end."""
 EXPERIMENT = """
@@ -127,7 +129,7 @@ def command(experiment: Path, out: Path, *more: object) -> subprocess.Popen[byte
 
 @contextmanager
 def ground(
-    folder: Path, *, repeats: int = 12, epochs: int = 12, at_once: int = 2, head_cpus: int = 1
+    folder: Path, *, repeats: int = 12, epochs: int = 6, at_once: int = 2, head_cpus: int = 1
 ) -> Iterator[Ground]:
     """A cluster, and an experiment whose networks train in stacks of so many."""
     ray_package()
@@ -174,6 +176,12 @@ def run_round(
         if driver.poll() is not None:
             driver = ground.start(out)
     code = driver.wait(LONGEST_S)
+    for _ in range(MOST_STARTS):
+        if code == 0:
+            break
+        # The driver joins any node of its machine, and it may be the one that was killed: it says so and ends.
+        tally.add("driver", "started again")
+        code = ground.start(out).wait(LONGEST_S)
     name = f"{', '.join(kinds)}"
     if code:
         tally.faults.append(f"{name}: not resumed: exit code {code}, {(out / 'said').read_text()[-500:]}")
@@ -201,7 +209,7 @@ def kill(kills: int, tally: Tally, only: str | None = None) -> None:
             # The kind that has the fewest comes first, then at random.
             order = sorted(kinds, key=lambda one: tally.get(one, "kills"))
             chosen = [*order, *draw.choices(kinds, k=KILLS_A_ROUND)][: min(KILLS_A_ROUND, kills - done())]
-            pauses = [draw.uniform(0.0, 6.0) for _ in chosen]
+            pauses = [draw.uniform(0.0, 4.0) for _ in chosen]
             run_round(made, Path(folder) / f"round {number}", chosen, pauses, draw, tally)
             print(f"round {number}: {dict(tally.counts)}", flush=True)
 
