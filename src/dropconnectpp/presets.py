@@ -59,8 +59,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 - "per-example": noise for each example, to overfit less; `logit_step` needs `parameter_groups`.
 
 "paper", "sparse-beta10" and "per-example" were measured on CIFAR-10, Fashion-MNIST and SVHN with 50 networks each.
-docs/results.md has the figures; its tables call "sparse-beta10" by its former name, "sparse". "sparse" was measured with
-`SparsityPlan` on MNIST, 20 networks a share: docs/results/sparsity.md.
+docs/results.md has the figures; its tables call "sparse-beta10" by its former name, "sparse". The preset that has that
+name now was measured with `SparsityPlan` on MNIST, 20 networks a share: docs/results/sparsity.md.
 """
 
 
