@@ -29,7 +29,7 @@ from dropconnectpp.lab.runs.runner import Outcome, Runner
 from dropconnectpp.lab.runs.storage import FINISHED, Storage
 from dropconnectpp.lab.runs.store import Store
 
-WANTED = units(epochs=12)
+WANTED = units(epochs=40)  # longer than the driver takes to hear of an epoch
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_two_workers_make_the_rows_of_one_process(tmp_path, engine, whole):
     assert notes(runner) == []
     assert list((tmp_path / FINISHED).iterdir()) == []
     assert not list((tmp_path / "checkpoints").glob("*")) if (tmp_path / "checkpoints").exists() else True
-    assert runner.run(units(5, epochs=12)).finished == 10  # the same workers go on
+    assert runner.run(units(5, epochs=40)).finished == 10  # the same workers go on
 
 
 def test_a_killed_worker_is_told_and_costs_nothing(tmp_path, monkeypatch, engine, whole):

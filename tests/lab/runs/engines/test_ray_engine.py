@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray's own
     pytest.mark.skipif(sys.platform == "win32", reason="Ray starts slowly there"),
 ]
-WANTED = units(2, epochs=8)
+WANTED = units(2, epochs=100)  # longer than a worker is silent
 
 
 @pytest.fixture(scope="module")

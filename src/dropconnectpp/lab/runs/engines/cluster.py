@@ -290,19 +290,21 @@ class Cluster:
         look, errors = self._ray.remote(probe), self._ray.exceptions
         nodes = [one["NodeID"] for one in self._ray.nodes() if one["Alive"]]
         asked = [self._here(look, node).remote(token) for node in nodes]
-        self._ray.wait(asked, num_returns=1, timeout=PROBE_S)
-        answered, _ = self._ray.wait(asked, num_returns=len(asked), timeout=STRAGGLE_S)
-        found = []
-        for one in answered:
-            try:
-                found.append(self._ray.get(one))
-            except errors.RayTaskError as error:
-                said = str(error).strip().splitlines()[-1]
-                raise EngineError(
-                    f"a node of the cluster cannot run tasks ({said}). Install the same dropconnectpp on every node."
-                ) from error
-            except errors.RayError:
-                continue
+        found: list[Probe] = []
+        until = time.monotonic() + PROBE_S
+        while asked and (left_s := until - time.monotonic()) > 0:
+            over, asked = self._ray.wait(asked, num_returns=1, timeout=left_s)
+            for one in over:
+                try:
+                    found.append(self._ray.get(one))
+                except errors.RayTaskError as error:
+                    said = str(error).strip().splitlines()[-1]
+                    raise EngineError(
+                        f"a node of the cluster cannot run tasks ({said}). Install the same dropconnectpp on all."
+                    ) from error
+                except errors.RayError:
+                    continue
+                until = min(until, time.monotonic() + STRAGGLE_S)
         if not found:
             raise EngineError("no node of the Ray cluster answers. Look at it with: ray status")
         return found

@@ -145,7 +145,8 @@ def carry_out(task: Task, at: Workplace, outbox: Outbox) -> Outcome:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         return Failed(f"{type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno})")
     finally:
-        free_memory(at.device)
+        if at.device.type == "cuda":  # the next stack is cut to what is free; on a CPU this would only take time
+            free_memory(at.device)
 
 
 def free_memory(device: torch.device) -> None:
