@@ -412,6 +412,22 @@ def test_a_rename_that_fails_puts_the_old_set_back(server, tmp_path, monkeypatch
     assert leftovers(tmp_path) == []
 
 
+def test_a_set_that_stands_but_was_not_synced_is_told_as_that(server, tmp_path, monkeypatch):
+    real = placing.sync_folder
+
+    def fail(folder):
+        if folder == tmp_path and (tmp_path / "tiny").exists():
+            raise OSError(5, "Input/output error")
+        real(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(placing, "sync_folder", fail)
+        with pytest.raises(data.DataError, match=r"Input/output error.*tiny is in place") as raised:
+            data.fetch("tiny", directory=tmp_path)
+    assert "Nothing was changed" not in str(raised.value)
+    data.verify("tiny", directory=tmp_path)
+
+
 def test_what_arrived_damaged_before_a_resumption_is_fetched_anew(server, tmp_path):
     name = f"{NAMES[0]}.gz"
     folder = tmp_path / "downloads" / "tiny"

@@ -90,7 +90,12 @@ def install(place: Path, work: Path, description: bytes) -> None:
     except OSError:
         _put_back(place, work, parts=(OLD,))
         raise
-    sync_folder(place.parent)
+    try:
+        sync_folder(place.parent)
+    except OSError as error:
+        raise DataError(
+            f"{place.parent}: {error}. {place.name} is in place, but a power failure may undo it."
+        ) from error
 
 
 def _left(directory: Path, key: str) -> list[Path]:
