@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_worker_a_node_and_the_driver_are_killed_and_the_rows_are_those_of_one_process(tmp_path: Path) -> None:
     tally = Tally(tmp_path / "cluster.json")
-    with ground(tmp_path, repeats=2, epochs=24, at_once=1, head_cpus=0) as made:
+    with ground(tmp_path, repeats=2, epochs=12, at_once=1, head_cpus=0) as made:
         run_round(made, tmp_path / "out", ("driver", "worker", "node"), (0.5, 0.0, 0.0), random.Random(1), tally)
         assert len(made.whole) == 4
     assert tally.faults == []
