@@ -269,7 +269,7 @@ def main() -> None:
     options.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), help="default: all")
     options.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="workers of each engine (default: 1 2)")
     options.add_argument("--networks", type=int, default=16, help="of the scaling (default: 16)")
-    options.add_argument("--epochs", type=int, default=4, help="of each of them (default: 4)")
+    options.add_argument("--epochs", type=int, default=2, help="of each of them (default: 2)")
     options.add_argument("--tasks", type=int, default=10_000, help="how many are many (default: 10000)")
     options.add_argument("--overhead-tasks", type=int, default=300, help="of which the overhead is (default: 300)")
     options.add_argument("--skip", nargs="*", choices=PARTS, default=[], help="what to leave out")
