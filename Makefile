@@ -111,6 +111,7 @@ bench: $(DEV) ## print the benchmark tables: quality of gradients, time and memo
 	$(BIN)/python benchmarks/data_preparation.py
 	$(BIN)/python benchmarks/replica_step.py
 	$(BIN)/python benchmarks/deployment.py
+	$(BIN)/python benchmarks/workers.py --engines process host --tasks 1000
 
 records: $(DEV) ## make every recorded table and figure again from its rows, and compare the bytes
 	$(BIN)/python tools/rebuild_records.py
